@@ -1,0 +1,1 @@
+"""Durable signed mail between devices and a hosted control plane, on PostgreSQL."""
