@@ -1,0 +1,69 @@
+"""Checks 0 and 1: who is calling, asked before any work is done for them (protocol section 4).
+
+0. the identity limit, keyed by the network peer; only a credential that is not remembered is charged, and one that
+   turns out to be valid gets its permit back, so that a fleet behind one address does not starve
+1. the credential becomes a VerifiedIdentity
+"""
+
+import hashlib
+from collections.abc import Callable
+
+from postseal.errors import Refused
+from postseal.identity.verified import CredentialVerifier, Role, VerifiedIdentity
+from postseal.limits import Quota, Rate, RateLimiter, peer_key
+from postseal.outcomes import Reason
+from postseal.remembered import Remembered
+
+REMEMBERED_CREDENTIALS = 20_000
+REMEMBERED_FOR_S = 5.0
+"""A revoked credential is refused after these seconds at the latest."""
+
+
+class RateLimited(Refused):
+    """Refused by a limiter; `quota` says when to come again."""
+
+    def __init__(self, reason: Reason, quota: Quota) -> None:
+        super().__init__(reason, "too many requests; come again later")
+        self.quota = quota
+
+
+class Door:
+    """Identifies callers. Remembers the SHA-256 of a verified credential, never the credential."""
+
+    def __init__(self, verifier: CredentialVerifier, peer_rate: Rate, clock: Callable[[], float]) -> None:
+        self._verifier = verifier
+        self._peers = RateLimiter(peer_rate, clock)
+        self._verified: Remembered[bytes, VerifiedIdentity] = Remembered(
+            entries=REMEMBERED_CREDENTIALS, ttl_s=REMEMBERED_FOR_S, clock=clock
+        )
+
+    def charge(self, peer: str) -> str:
+        """Take a permit of the peer's for work that costs much; returns the key that it is charged to."""
+        key = peer_key(peer)
+        quota = self._peers.take(key)
+        if not quota.granted:
+            raise RateLimited(Reason.PEER_RATE_LIMITED, quota)
+        return key
+
+    async def identify(self, peer: str, credential: str | None) -> VerifiedIdentity:
+        """The caller's identity.
+
+        Raises Refused `peer_rate_limited` or `unauthenticated`, and Unavailable.
+        """
+        digest = hashlib.sha256((credential or "").encode()).digest()
+        identity = self._verified.recall(digest)
+        if identity is not None:
+            return identity
+        key = self.charge(peer)
+        identity = await self._verifier.verify(credential) if credential else None
+        if identity is None:
+            raise Refused(Reason.UNAUTHENTICATED, "the credential is missing, unknown, expired or revoked")
+        self._peers.give_back(key)
+        self._verified.remember(digest, identity)
+        return identity
+
+
+def require_role(identity: VerifiedIdentity, *roles: Role) -> None:
+    """Raise Refused `role_forbidden` unless the caller has one of `roles`."""
+    if identity.role not in roles:
+        raise Refused(Reason.ROLE_FORBIDDEN, f"a {identity.role} credential may not do this")

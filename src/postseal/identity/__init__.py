@@ -1,0 +1,1 @@
+"""Who is calling: opaque credentials turned into a closed, verified identity."""

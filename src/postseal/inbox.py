@@ -1,0 +1,217 @@
+"""receive(): the seven checks, in this order (protocol section 4).
+
+0. the identity limit, keyed by the network peer                                      `door.py`
+1. the credential becomes a verified identity; then the sync limit; then the role     `door.py`, `limits.py`
+2. outer shape; the route against the verified scope; bounded identities              `envelope/`
+3. the key inside that scope; Ed25519 over the exact bytes                            `postgres/keys.py`
+4. controlplane/v1, schema version 1, the closed payload                              `envelope/v1.py`
+5. the stream's lock, what is retained, the floor, the sequence                       `commit.py`, `rules/stream.py`
+6. identity, payload, cursor and audit in one transaction                             `commit.py`
+7. only then the acknowledgement
+
+The earliest check that fails decides the reason, and no check after it runs. Every refusal of a verified caller has
+its audit event committed before it is answered; what was read before the signature held is used only to refuse.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from postseal.commit import Arrival, Committer, Entry, Refusal, Rejection, Verdict
+from postseal.correlation import new_correlation_id
+from postseal.door import Door, RateLimited, require_role
+from postseal.envelope import dsse, ed25519, v1
+from postseal.errors import Refused, Unavailable
+from postseal.identity.verified import Role, VerifiedIdentity
+from postseal.limit_audit import LimitAudit
+from postseal.limits import Rate, RateLimiter
+from postseal.outcomes import Reason
+from postseal.postgres.database import Database
+from postseal.postgres.ingest import Names
+from postseal.postgres.keys import Signer, find_signer
+from postseal.remembered import Remembered
+
+MAX_BATCH_LINES = 100
+MAX_BATCH_BYTES = 1024 * 1024
+REMEMBERED_SIGNERS = 50_000
+REMEMBERED_SIGNERS_S = 60.0
+"""What is remembered never changes; a key's state is read under the stream's lock and is not part of it."""
+LINES_A_TURN = 20
+"""A batch lets other requests run after so many verifications, about a millisecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inbound:
+    """A request as an adapter hands it over, its body within the body limit."""
+
+    peer: str
+    credential: str | None
+    body: bytes
+
+
+class Inbox:
+    """The inbound path of one process."""
+
+    def __init__(
+        self,
+        *,
+        door: Door,
+        sync_rate: Rate,
+        database: Database,
+        committer: Committer,
+        clock: Callable[[], float],
+        max_envelope_bytes: int,
+    ) -> None:
+        self._door = door
+        self._sync = RateLimiter(sync_rate, clock)
+        self._limited = LimitAudit(committer)
+        self._database = database
+        self._committer = committer
+        self._max_envelope_bytes = max_envelope_bytes
+        self._signers: Remembered[tuple[str, str, str, str], Signer] = Remembered(
+            entries=REMEMBERED_SIGNERS, ttl_s=REMEMBERED_SIGNERS_S, clock=clock
+        )
+
+    async def receive(self, inbound: Inbound) -> Verdict:
+        """The verdict on one envelope: a Receipt once it is committed, or a Refusal.
+
+        Raises Refused for a caller who is limited or not known, and Unavailable when nothing is known.
+        """
+        caller = await self._door.identify(inbound.peer, inbound.credential)
+        self._take_permits(caller, 1)
+        entry = await self._check(caller, inbound.body)
+        return (await self._committer.commit([entry]))[0]
+
+    async def receive_batch(self, inbound: Inbound) -> Refusal | list[Verdict]:
+        """One verdict a line, in order, all of one transaction where it can be; or one Refusal of the whole."""
+        caller = await self._door.identify(inbound.peer, inbound.credential)
+        lines = split_lines(inbound.body)
+        self._take_permits(caller, min(max(len(lines), 1), MAX_BATCH_LINES))
+        if refusal := self._refuse_whole(caller, inbound.body, lines):
+            (verdict,) = await self._committer.commit([refusal])
+            return verdict if isinstance(verdict, Refusal) else [verdict]
+        entries: list[Entry] = []
+        for number, line in enumerate(lines, start=1):
+            entries.append(await self._check(caller, line))
+            if number % LINES_A_TURN == 0:
+                await asyncio.sleep(0)
+        return await self._committer.commit(entries)
+
+    async def refuse(self, inbound: Inbound, reason: Reason, detail: str) -> Refusal:
+        """What the adapter refused before `receive()`, audited if its caller is known and within their limits."""
+        unaudited = Refusal(reason, new_correlation_id(), detail)
+        try:
+            caller = await self._door.identify(inbound.peer, inbound.credential)
+            self._take_permits(caller, 1)
+        except Refused:
+            return unaudited
+        rejection = _undecodable(caller, inbound.body, Refused(reason, detail))
+        (verdict,) = await self._committer.commit([rejection])
+        return verdict if isinstance(verdict, Refusal) else unaudited
+
+    async def _check(self, caller: VerifiedIdentity, body: bytes) -> Entry:
+        """Checks 1 (the role) to 4 on one envelope: what is to be committed for it."""
+        try:
+            require_role(caller, Role.DEVICE)
+            if len(body) > self._max_envelope_bytes:
+                raise Refused(
+                    Reason.BODY_TOO_LARGE, f"an envelope has at most {self._max_envelope_bytes} bytes"
+                )
+            envelope = dsse.unwrap(body)
+        except Refused as refused:
+            return _undecodable(caller, body, refused)
+        project = None
+        try:
+            claims = v1.read_claims(envelope.payload)
+            route = claims.route()
+            _require_own_route(caller, route)
+            project = route.project
+            names = claims.identities()
+            signer = await self._resolve(caller, project, envelope.keyid)
+            if not ed25519.verify(signer.public_key, envelope.signed_bytes, envelope.signature):
+                raise Refused(Reason.SIGNATURE_INVALID, "the signature does not hold over the signed bytes")
+            v1.open_payload(envelope.payload)
+        except Refused as refused:
+            return Rejection(
+                caller,
+                refused.reason,
+                new_correlation_id(),
+                project=project,
+                event_identity=envelope.identity,
+                detail=refused.detail,
+            )
+        return Arrival(
+            caller=caller,
+            project=project,
+            names=Names(
+                signer.stream,
+                envelope.keyid,
+                names.event_id.bytes,
+                hashlib.sha256(names.idempotency_key.encode()).digest()[:16],
+            ),
+            sequence=names.sequence,
+            event_identity=envelope.identity,
+            payload=envelope.payload,
+            signature=envelope.signature,
+            correlation_id=new_correlation_id(),
+        )
+
+    async def _resolve(self, caller: VerifiedIdentity, project: str, keyid: str) -> Signer:
+        """The caller's key and stream; never anyone else's."""
+        device = caller.device or ""
+        scope = (caller.tenant, device, project, keyid)
+        signer = self._signers.recall(scope)
+        if signer is None:
+            signer = await self._database.transact(
+                lambda connection: find_signer(
+                    connection, tenant=caller.tenant, device=device, project=project, keyid=keyid
+                )
+            )
+            if signer is None:
+                raise Refused(Reason.KEY_UNKNOWN, "this device has no such key in this project")
+            self._signers.remember(scope, signer)
+        return signer
+
+    def _take_permits(self, caller: VerifiedIdentity, permits: int) -> None:
+        key = "/".join((caller.tenant, caller.account, caller.device or caller.credential_id))
+        quota = self._sync.take(key, permits)
+        if not quota.granted:
+            self._limited.count(key, caller)
+            raise RateLimited(Reason.SYNC_RATE_LIMITED, quota)
+
+    def _refuse_whole(self, caller: VerifiedIdentity, body: bytes, lines: list[bytes]) -> Rejection | None:
+        try:
+            require_role(caller, Role.DEVICE)
+            if not 1 <= len(lines) <= MAX_BATCH_LINES:
+                raise Refused(Reason.ENVELOPE_MALFORMED, f"a batch has 1 to {MAX_BATCH_LINES} lines")
+        except Refused as refused:
+            return _undecodable(caller, body, refused)
+        return None
+
+
+def split_lines(body: bytes) -> list[bytes]:
+    """The lines of a batch, split on LF alone; one LF may end the last."""
+    lines = body.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _require_own_route(caller: VerifiedIdentity, route: v1.Route) -> None:
+    own = (
+        route.tenant == caller.tenant and route.producer == caller.device and route.project in caller.projects
+    )
+    if not own:
+        raise Refused(Reason.ROUTE_MISMATCH, "the route is not the caller's")
+
+
+def _undecodable(caller: VerifiedIdentity, body: bytes, refused: Refused) -> Rejection:
+    return Rejection(
+        caller,
+        refused.reason,
+        new_correlation_id(),
+        event_identity=dsse.undecodable_identity(body),
+        undecodable=True,
+        detail=refused.detail,
+    )

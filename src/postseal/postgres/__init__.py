@@ -1,0 +1,1 @@
+"""All SQL of the server, each statement beside the function that runs it."""

@@ -1,0 +1,79 @@
+"""How each part of the service reaches the database: embedded or by URL, as the owner or as a part's role."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+from structlog.typing import FilteringBoundLogger
+
+from postseal.errors import StartupError
+from postseal.postgres.database import Part, conninfo_for
+from postseal.postgres.durability import check_durability
+from postseal.postgres.embedded import start_or_join
+from postseal.postgres.home import default_home
+from postseal.postgres.migrate import Migration, migrate, read_passwords, require_current_schema
+from postseal.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Connection strings, none of which holds a generated password: libpq reads those from `passfile`."""
+
+    owner: str
+    passfile: Path
+    prefix: str
+
+    def of(self, part: Part) -> str:
+        """The connection string of one part's role."""
+        return conninfo_for(self.owner, user=f"{self.prefix}_{part}", passfile=str(self.passfile))
+
+    def migrate(self) -> list[Migration]:
+        """Bring the database up to date as its owner; returns what was applied."""
+        with connect_at_startup(self.owner) as connection:
+            return migrate(connection, prefix=self.prefix, passfile=self.passfile)
+
+    def check(self) -> None:
+        """Raise StartupError unless the roles, the schema and the server's durability are as they must be."""
+        if f"{self.prefix}_{Part.INGEST}" not in read_passwords(self.passfile):
+            raise StartupError(
+                f"{self.passfile} has no passwords of the service's roles: run `postseal migrate`"
+            )
+        with connect_at_startup(self.of(Part.ADMIN)) as connection:
+            require_current_schema(connection)
+            check_durability(connection)
+
+
+@contextmanager
+def open_access(settings: Settings, *, log: FilteringBoundLogger) -> Iterator[Access]:
+    """Reach the database of `settings`. An embedded one is started or joined, migrated, and released at the end."""
+    home = Path(settings.data_dir) if settings.data_dir else default_home()
+    if settings.database_url is not None:
+        passfile = Path(settings.roles_file) if settings.roles_file else home / "roles.pgpass"
+        yield Access(conninfo_for(settings.database_url), passfile, settings.role_prefix)
+        return
+    server = start_or_join(home, log=log)
+    try:
+        access = Access(conninfo_for(server.dsn), home / "roles.pgpass", settings.role_prefix)
+        access.migrate()
+        yield access
+    finally:
+        server.release()
+
+
+@contextmanager
+def connect_at_startup(conninfo: str) -> Iterator[psycopg.Connection]:
+    """A connection whose failure is one clear line without a secret."""
+    try:
+        connection = psycopg.connect(conninfo, autocommit=True)
+    except psycopg.OperationalError as error:
+        raise StartupError(f"cannot reach the database: {first_line(error)}") from None
+    with connection:
+        yield connection
+
+
+def first_line(error: Exception) -> str:
+    """What libpq says, without the list of addresses that it tried. It never repeats a password."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,110 @@
+"""Opaque credentials: found by a public id, proved by the SHA-256 of a secret of 256 random bits."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import LiteralString
+from uuid import UUID
+
+from postseal.postgres.transaction import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCredential:
+    """A credential that is neither expired nor revoked, by the database's clock."""
+
+    secret_hash: bytes
+    tenant: str
+    account: str
+    device: str | None
+    role: str
+    projects: frozenset[str]
+
+
+FIND_VALID: LiteralString = """
+SELECT secret_hash, tenant, account, device, role, projects
+FROM credentials
+WHERE credential_id = %(id)s AND revoked_at IS NULL AND clock_timestamp() < expires_at
+"""
+
+
+async def find_valid(connection: Connection, credential_id: UUID) -> StoredCredential | None:
+    """The credential of that public id, or None if there is none that is valid now."""
+    row = await (await connection.execute(FIND_VALID, {"id": credential_id})).fetchone()
+    if row is None:
+        return None
+    secret_hash, tenant, account, device, role, projects = row
+    return StoredCredential(bytes(secret_hash), tenant, account, device, role, frozenset(projects))
+
+
+INSERT: LiteralString = """
+INSERT INTO credentials (credential_id, secret_hash, tenant, account, device, role, projects, expires_at)
+VALUES (%(id)s, %(secret_hash)s, %(tenant)s, %(account)s, %(device)s, %(role)s, %(projects)s,
+        clock_timestamp() + make_interval(secs => %(lifetime_s)s))
+RETURNING expires_at
+"""
+
+
+async def insert(
+    connection: Connection,
+    *,
+    credential_id: UUID,
+    secret_hash: bytes,
+    tenant: str,
+    account: str,
+    device: str | None,
+    role: str,
+    projects: list[str],
+    lifetime_s: int,
+) -> datetime:
+    """Keep a new credential; returns when it expires."""
+    parameters = {
+        "id": credential_id,
+        "secret_hash": secret_hash,
+        "tenant": tenant,
+        "account": account,
+        "device": device,
+        "role": role,
+        "projects": projects,
+        "lifetime_s": lifetime_s,
+    }
+    row = await (await connection.execute(INSERT, parameters)).fetchone()
+    assert row is not None  # noqa: S101 - an INSERT of one row returns one
+    return row[0]
+
+
+REVOKE: LiteralString = """
+UPDATE credentials SET revoked_at = clock_timestamp()
+WHERE credential_id = %(id)s AND tenant = %(tenant)s AND revoked_at IS NULL
+"""
+
+
+async def revoke(connection: Connection, tenant: str, credential_id: UUID) -> bool:
+    """Revoke a tenant's credential; False if it has none such that is not revoked already."""
+    cursor = await connection.execute(REVOKE, {"id": credential_id, "tenant": tenant})
+    return cursor.rowcount == 1
+
+
+LIST: LiteralString = """
+SELECT credential_id, account, device, role, projects, created_at, expires_at, revoked_at
+FROM credentials WHERE tenant = %(tenant)s ORDER BY created_at, credential_id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedCredential:
+    """A credential as administrators see it: without its secret."""
+
+    credential_id: UUID
+    account: str
+    device: str | None
+    role: str
+    projects: list[str]
+    created_at: datetime
+    expires_at: datetime
+    revoked_at: datetime | None
+
+
+async def list_of_tenant(connection: Connection, tenant: str) -> list[ListedCredential]:
+    """All credentials of a tenant, oldest first."""
+    cursor = await connection.execute(LIST, {"tenant": tenant})
+    return [ListedCredential(*row) for row in await cursor.fetchall()]

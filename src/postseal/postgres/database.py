@@ -1,0 +1,113 @@
+"""Connections: one login role a part of the service, a small pool for everything that is not a group commit."""
+
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import Any, Self, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from postseal.errors import StartupError, Unavailable
+from postseal.postgres import arrays
+from postseal.postgres.transaction import (
+    DATABASE_DEADLINE_S,
+    Connection,
+    in_transaction,
+    within_deadline,
+)
+
+T = TypeVar("T")
+
+POOL_WAIT_S = 5.0
+"""How long a request waits for a connection before it is `unavailable`."""
+POOL_SIZE = 8
+CONNECT_TIMEOUT_S = 5
+MAX_IDLE_S = 300.0
+
+KEEPALIVE = {
+    # A frozen or cut-off server is noticed within seconds and not after the two hours that TCP allows.
+    "connect_timeout": str(CONNECT_TIMEOUT_S),
+    "tcp_user_timeout": "3000",
+    "keepalives_idle": "2",
+    "keepalives_interval": "1",
+    "keepalives_count": "3",
+    "target_session_attrs": "read-write",
+}
+
+
+class Part(StrEnum):
+    """The parts of the service that connect, each as a role that may do only that part's work."""
+
+    INGEST = "ingest"
+    ADMIN = "admin"
+    SWEEP = "sweep"
+    DELIVERY = "delivery"
+    ENQUEUE = "enqueue"
+
+
+def conninfo_for(base: str, *, user: str | None = None, passfile: str | None = None) -> str:
+    """`base` with our time-outs where it sets none, and as another user if one is given."""
+    try:
+        parameters = conninfo_to_dict(base)
+    except psycopg.Error:
+        # libpq's message repeats the string, and with it the password.
+        raise StartupError("the database URL cannot be read; write postgresql://user@host/name") from None
+    if user is not None:
+        parameters.pop("password", None)
+        parameters |= {"user": user, "passfile": passfile}
+    ours = {"application_name": "postseal", **KEEPALIVE}
+    return make_conninfo(
+        **{**ours, **{name: value for name, value in parameters.items() if value is not None}}
+    )
+
+
+async def connect(conninfo: str, *, prepare: bool) -> Connection:
+    """One connection in autocommit mode, where each BEGIN and COMMIT is written out.
+
+    `prepare` keeps statements prepared on the server; behind PgBouncer in transaction mode it must be off.
+    Raises psycopg.OperationalError.
+    """
+    connection = await psycopg.AsyncConnection.connect(
+        conninfo, autocommit=True, prepare_threshold=0 if prepare else None
+    )
+    arrays.register(connection)
+    return connection
+
+
+class Database:
+    """One part's pool. Enter it to open the pool; every call is one transaction with a deadline."""
+
+    def __init__(self, conninfo: str, *, prepare: bool, size: int = POOL_SIZE) -> None:
+        self._pool: AsyncConnectionPool[psycopg.AsyncConnection[Any]] = AsyncConnectionPool(
+            conninfo,
+            min_size=1,
+            max_size=size,
+            max_idle=MAX_IDLE_S,
+            timeout=POOL_WAIT_S,
+            open=False,
+            kwargs={"autocommit": True, "prepare_threshold": 1 if prepare else None},
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._pool.open()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._pool.close()
+
+    async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """The result of `work`, once it has committed for certain.
+
+        Raises Unavailable when the database cannot be reached, does not answer in time, or the commit is not
+        certain; any other database error is a fault in our SQL and passes through.
+        """
+        try:
+            async with self._pool.connection() as connection:
+                return await within_deadline(
+                    connection, in_transaction(connection, work), DATABASE_DEADLINE_S
+                )
+        except PoolTimeout:
+            raise Unavailable("no connection to the database could be had") from None
+        except psycopg.OperationalError as error:
+            raise Unavailable(f"the database failed: {error.sqlstate or 'connection lost'}") from None

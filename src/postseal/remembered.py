@@ -1,0 +1,36 @@
+"""A small memory of what was looked up: bounded in entries and in age."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Remembered(Generic[K, V]):
+    """At most `entries` values, each for `ttl_s` seconds of the monotonic `clock`; the oldest is forgotten first."""
+
+    def __init__(self, *, entries: int, ttl_s: float, clock: Callable[[], float]) -> None:
+        self._entries = entries
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._values: OrderedDict[K, tuple[float, V]] = OrderedDict()
+
+    def recall(self, key: K) -> V | None:
+        """The value, unless it is too old or was never there."""
+        found = self._values.get(key)
+        if found is None:
+            return None
+        until_s, value = found
+        if self._clock() >= until_s:
+            del self._values[key]
+            return None
+        return value
+
+    def remember(self, key: K, value: V) -> None:
+        """Keep `value` from now on."""
+        self._values.pop(key, None)
+        self._values[key] = (self._clock() + self._ttl_s, value)
+        if len(self._values) > self._entries:
+            self._values.popitem(last=False)

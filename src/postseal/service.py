@@ -1,0 +1,69 @@
+"""The composition root: settings and a way to the database become one running Service.
+
+`serve`, the command line and the tests all enter here. A deployment that brings its own credential verifier passes it;
+nothing is looked up behind its back.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from postseal.commit import Committer
+from postseal.door import Door
+from postseal.identity.tokens import TokenVerifier
+from postseal.identity.verified import CredentialVerifier
+from postseal.inbox import Inbox
+from postseal.limits import Rate
+from postseal.postgres.access import Access
+from postseal.postgres.database import Connection, Database, Part, connect
+from postseal.settings import Settings
+
+SECONDS_A_DAY = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The running parts of one process."""
+
+    settings: Settings
+    ingest: Database
+    admin: Database
+    door: Door
+    inbox: Inbox
+    committer: Committer
+
+
+@asynccontextmanager
+async def running_service(
+    settings: Settings, access: Access, *, verifier: CredentialVerifier | None = None
+) -> AsyncIterator[Service]:
+    """Everything that takes envelopes in, until the block ends; then what is queued is committed first."""
+
+    async def connect_lane() -> Connection:
+        return await connect(access.of(Part.INGEST), prepare=settings.prepared_statements)
+
+    clock = time.monotonic
+    committer = Committer(
+        connect_lane,
+        window=settings.window,
+        default_retention_s=settings.payload_retention_days * SECONDS_A_DAY,
+        lanes=settings.commit_lanes,
+    )
+    async with (
+        Database(access.of(Part.INGEST), prepare=settings.prepared_statements) as ingest,
+        Database(access.of(Part.ADMIN), prepare=settings.prepared_statements) as admin,
+        committer,
+    ):
+        door = Door(
+            verifier or TokenVerifier(ingest), Rate(settings.peer_permits_per_s, settings.peer_burst), clock
+        )
+        inbox = Inbox(
+            door=door,
+            sync_rate=Rate(settings.sync_permits_per_s, settings.sync_burst),
+            database=ingest,
+            committer=committer,
+            clock=clock,
+            max_envelope_bytes=settings.max_envelope_bytes,
+        )
+        yield Service(settings, ingest, admin, door, inbox, committer)

@@ -1,0 +1,148 @@
+"""Settings: one frozen structure, read once from a TOML file, the environment and the command line, in that order.
+
+Every member is a key of the TOML file and, in capitals behind `POSTSEAL_`, a variable of the environment. Nothing is
+read at import.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from postseal.errors import StartupError
+
+ENVIRONMENT_PREFIX = "POSTSEAL_"
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that a deployment can choose. Units stand in the names."""
+
+    data_dir: Annotated[
+        str | None,
+        Meta(description="Home folder of the embedded database; by default the user's data folder"),
+    ] = None
+    database_url: Annotated[
+        str | None,
+        Meta(
+            description="PostgreSQL 15 to 18 to use in place of the embedded one: postgresql://owner@host/name"
+        ),
+    ] = None
+    roles_file: Annotated[
+        str | None,
+        Meta(
+            description="Password file (0600) of the roles that `migrate` makes in an external database; "
+            "by default roles.pgpass in the data folder"
+        ),
+    ] = None
+    role_prefix: Annotated[
+        str,
+        Meta(
+            pattern=r"^[a-z_][a-z0-9_]{0,39}\Z",
+            description="Prefix of the names of the database roles, which are shared by a whole PostgreSQL cluster",
+        ),
+    ] = "postseal"
+    prepared_statements: Annotated[
+        bool, Meta(description="Keep statements prepared; turn it off behind PgBouncer in transaction mode")
+    ] = True
+    host: Annotated[str, Meta(description="Address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on; 0 takes a free one")] = 8080
+    trusted_proxies: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="CIDRs of proxies whose X-Forwarded-For counts, separated by commas in the environment"
+        ),
+    ] = ()
+    window: Annotated[
+        int,
+        Meta(ge=1, le=8192, description="How far beyond the contiguous cursor a sequence may lie"),
+    ] = 1024
+    max_envelope_bytes: Annotated[
+        int, Meta(ge=1024, le=8192, description="Greatest size of an envelope in bytes")
+    ] = 8192
+    sync_permits_per_s: Annotated[
+        float, Meta(gt=0, description="Envelopes a second that one device may send, refusals included")
+    ] = 2000.0
+    sync_burst: Annotated[int, Meta(ge=100, description="Envelopes that one device may send at once")] = (
+        10_000
+    )
+    peer_permits_per_s: Annotated[
+        float, Meta(gt=0, description="Unknown or wrong credentials a second that one network peer may show")
+    ] = 20.0
+    peer_burst: Annotated[
+        int, Meta(ge=1, description="Unknown or wrong credentials that one peer may show at once")
+    ] = 200
+    receive_deadline_s: Annotated[
+        float, Meta(gt=0, le=600, description="Seconds in which a request must have arrived, head and body")
+    ] = 15.0
+    max_pending_body_bytes: Annotated[
+        int,
+        Meta(ge=1 << 20, description="Bytes of bodies held at once for callers that are not verified yet"),
+    ] = 64 << 20
+    payload_retention_days: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=36_500,
+            description="Days after which a payload expires where tenant and project set none",
+        ),
+    ] = 90
+    credential_days: Annotated[int, Meta(ge=1, le=3650, description="Days that a credential lives")] = 90
+    invitation_minutes: Annotated[
+        int, Meta(ge=1, le=10_080, description="Minutes that an enrolment code lives")
+    ] = 60
+    commit_lanes: Annotated[
+        int, Meta(ge=1, le=16, description="Connections over which a process commits groups of envelopes")
+    ] = 2
+    log_level: Annotated[
+        str, Meta(pattern=r"^(debug|info|warning|error)\Z", description="debug, info, warning or error")
+    ] = "info"
+
+
+def load_settings(
+    environment: Mapping[str, str], file: Path | None = None, overrides: Mapping[str, Any] | None = None
+) -> Settings:
+    """Read the settings; what the command line gives (`overrides`, None left out) wins over all.
+
+    Raises StartupError with one line that names the setting; values are not repeated, since one may hold a password.
+    """
+    file_values = _from_file(file or _named_file(environment))
+    values = file_values | _from_environment(environment)
+    values |= {name: value for name, value in (overrides or {}).items() if value is not None}
+    try:
+        return msgspec.convert(values, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        place = str(error).rpartition(" - at `$.")[2].rstrip("`")
+        raise StartupError(f"setting {place or '?'} is not valid: {_rule_only(error)}") from None
+
+
+def _named_file(environment: Mapping[str, str]) -> Path | None:
+    named = environment.get(ENVIRONMENT_PREFIX + "CONFIG")
+    return Path(named) if named else None
+
+
+def _from_file(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise StartupError(f"cannot read the settings file {file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        raise StartupError(f"the settings file {file} is not valid TOML") from None
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name in Settings.__struct_fields__:
+        text = environment.get(ENVIRONMENT_PREFIX + name.upper())
+        if text:
+            values[name] = [part.strip() for part in text.split(",")] if name == "trusted_proxies" else text
+    return values
+
+
+def _rule_only(error: msgspec.ValidationError) -> str:
+    # msgspec says what it expected and what type it found, never the value itself.
+    return str(error).partition(" - at ")[0]

@@ -1,0 +1,100 @@
+"""Real PostgreSQL for every test: one embedded server a run, one migrated template, one clone of it a test."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+import structlog
+from postseal.postgres.access import Access
+from postseal.postgres.database import conninfo_for
+from postseal.postgres.embedded import start_or_join
+from psycopg import sql
+
+TEMPLATE = "template_postseal"
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[Path]:
+    """One folder that all workers of this run share, outside the 0700 folders of pytest; the last one removes it."""
+    base = tmp_path_factory.getbasetemp()
+    run = base if worker_id == "master" else base.parent
+    folder = Path(tempfile.gettempdir()) / f"postseal-test-{run.name}-{os.stat(run).st_ino}"
+    folder.mkdir(mode=0o711, exist_ok=True)
+    yield folder
+    if not (folder / "home" / "data" / "postmaster.pid").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def cluster(run_folder: Path) -> Iterator[Access]:
+    """The owner's way to the run's embedded server, whose template database is migrated."""
+    server = start_or_join(run_folder / "home", log=structlog.get_logger())
+    try:
+        access = Access(conninfo_for(server.dsn), run_folder / "roles.pgpass", "postseal")
+        with only_one(run_folder / "template.lock"):
+            make_template(access)
+        yield access
+    finally:
+        server.release()
+
+
+@pytest.fixture
+def access(cluster: Access) -> Iterator[Access]:
+    """A database of this test alone, up to date and empty."""
+    with cloned(cluster) as clone:
+        yield clone
+
+
+@contextmanager
+def cloned(cluster: Access) -> Iterator[Access]:
+    """A clone of the template, dropped at the end whoever is still connected."""
+    name = f"test_{uuid4().hex}"
+    with psycopg.connect(cluster.owner, autocommit=True) as owner:
+        owner.execute(
+            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(TEMPLATE))
+        )
+        try:
+            yield in_database(cluster, name)
+        finally:
+            owner.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def in_database(cluster: Access, name: str) -> Access:
+    """The same cluster, another database."""
+    return replace(cluster, owner=psycopg.conninfo.make_conninfo(cluster.owner, dbname=name))
+
+
+def make_template(cluster: Access) -> None:
+    """Migrate the template database unless another worker has."""
+    with psycopg.connect(cluster.owner, autocommit=True) as owner:
+        if owner.execute("SELECT 1 FROM pg_database WHERE datname = %s", [TEMPLATE]).fetchone():
+            return
+        name = sql.Identifier(TEMPLATE)
+        owner.execute(sql.SQL("CREATE DATABASE {}").format(name))
+        in_database(cluster, TEMPLATE).migrate()
+        owner.execute(sql.SQL("ALTER DATABASE {} IS_TEMPLATE true ALLOW_CONNECTIONS false").format(name))
+
+
+@contextmanager
+def only_one(lock: Path) -> Iterator[None]:
+    """Hold `lock` among the workers of this run."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def seed(request: pytest.FixtureRequest) -> int:
+    """The seed of this run's random tests: POSTSEAL_TEST_SEED, or a new one; shown with every failure."""
+    value = int(os.environ.get("POSTSEAL_TEST_SEED") or time.time_ns() % 2**32)
+    print(f"POSTSEAL_TEST_SEED={value}")
+    return value
