@@ -14,12 +14,13 @@ fails another; class 40 runs the group once more; whatever else happens, nothing
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
 import psycopg
+from msgspec import Struct
 
 from postseal.errors import Unavailable
 from postseal.identity.verified import VerifiedIdentity
@@ -52,8 +53,7 @@ QUEUE_ENTRIES = 20_000
 """More than this waiting is about a second's work: the next one is told `unavailable` at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(Struct, frozen=True, gc=False):
     """An envelope that passed checks 1 to 4 and is to be judged under its stream's lock."""
 
     caller: VerifiedIdentity
@@ -66,8 +66,7 @@ class Arrival:
     correlation_id: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
+class Rejection(Struct, frozen=True, gc=False):
     """A refusal from before check 5; only its audit event is to be committed."""
 
     caller: VerifiedIdentity
@@ -83,8 +82,7 @@ class Rejection:
 Entry = Arrival | Rejection
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(Struct, frozen=True, gc=False):
     """The acknowledgement of an envelope that is retained for certain."""
 
     outcome: Outcome
@@ -95,8 +93,7 @@ class Receipt:
     correlation_id: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True, gc=False):
     """Why an envelope was not taken. `contiguous` and `highest` are there for refusals by the stream (advice)."""
 
     reason: Reason
@@ -200,9 +197,7 @@ class Committer:
 class _Lane:
     """One connection that commits one group after another, and comes back after it was lost."""
 
-    def __init__(
-        self, connect: Callable[[], Awaitable[Connection]], window: int, default_retention_s: int
-    ) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[Connection]], window: int, default_retention_s: int) -> None:
         self._connect = connect
         self._window = window
         self._default_retention_s = default_retention_s
@@ -245,7 +240,7 @@ class _Lane:
         return ledger.verdicts
 
     @asynccontextmanager
-    async def _borrowed(self) -> AsyncIterator[Connection]:
+    async def _borrowed(self) -> AsyncGenerator[Connection]:
         """The lane's connection, made anew if it was lost; after an error it is rolled back or thrown away."""
         if self._connection is None or self._connection.closed:
             self._connection = await self._connect()
@@ -277,9 +272,7 @@ def judge_group(entries: Sequence[Entry], group: OpenGroup, window: int, default
                 ledger.verdicts.append(Refusal(entry.reason, entry.correlation_id, entry.detail))
             case Arrival():
                 _judge_arrival(entry, group, cursors, window, default_retention_s, ledger, salt)
-    ledger.cursors = {
-        key: cursor for key, cursor in cursors.items() if cursor is not group.streams[key].cursor
-    }
+    ledger.cursors = {key: cursor for key, cursor in cursors.items() if cursor is not group.streams[key].cursor}
     return ledger
 
 
@@ -374,6 +367,4 @@ def _audit_of_rejection(rejection: Rejection, salt: bytes) -> AuditRow:
 
 
 def _unavailable(entry: Entry) -> Refusal:
-    return Refusal(
-        Reason.UNAVAILABLE, entry.correlation_id, "nothing is known to be committed; send it again"
-    )
+    return Refusal(Reason.UNAVAILABLE, entry.correlation_id, "nothing is known to be committed; send it again")

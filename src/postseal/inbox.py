@@ -22,7 +22,7 @@ from postseal.commit import Arrival, Committer, Entry, Refusal, Rejection, Verdi
 from postseal.correlation import new_correlation_id
 from postseal.door import Door, RateLimited, require_role
 from postseal.envelope import dsse, ed25519, v1
-from postseal.errors import Refused, Unavailable
+from postseal.errors import Refused
 from postseal.identity.verified import Role, VerifiedIdentity
 from postseal.limit_audit import LimitAudit
 from postseal.limits import Rate, RateLimiter
@@ -115,9 +115,7 @@ class Inbox:
         try:
             require_role(caller, Role.DEVICE)
             if len(body) > self._max_envelope_bytes:
-                raise Refused(
-                    Reason.BODY_TOO_LARGE, f"an envelope has at most {self._max_envelope_bytes} bytes"
-                )
+                raise Refused(Reason.BODY_TOO_LARGE, f"an envelope has at most {self._max_envelope_bytes} bytes")
             envelope = dsse.unwrap(body)
         except Refused as refused:
             return _undecodable(caller, body, refused)
@@ -199,9 +197,7 @@ def split_lines(body: bytes) -> list[bytes]:
 
 
 def _require_own_route(caller: VerifiedIdentity, route: v1.Route) -> None:
-    own = (
-        route.tenant == caller.tenant and route.producer == caller.device and route.project in caller.projects
-    )
+    own = route.tenant == caller.tenant and route.producer == caller.device and route.project in caller.projects
     if not own:
         raise Refused(Reason.ROUTE_MISMATCH, "the route is not the caller's")
 

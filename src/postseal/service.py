@@ -5,7 +5,7 @@ nothing is looked up behind its back.
 """
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ class Service:
 @asynccontextmanager
 async def running_service(
     settings: Settings, access: Access, *, verifier: CredentialVerifier | None = None
-) -> AsyncIterator[Service]:
+) -> AsyncGenerator[Service]:
     """Everything that takes envelopes in, until the block ends; then what is queued is committed first."""
 
     async def connect_lane() -> Connection:
@@ -55,9 +55,7 @@ async def running_service(
         Database(access.of(Part.ADMIN), prepare=settings.prepared_statements) as admin,
         committer,
     ):
-        door = Door(
-            verifier or TokenVerifier(ingest), Rate(settings.peer_permits_per_s, settings.peer_burst), clock
-        )
+        door = Door(verifier or TokenVerifier(ingest), Rate(settings.peer_permits_per_s, settings.peer_burst), clock)
         inbox = Inbox(
             door=door,
             sync_rate=Rate(settings.sync_permits_per_s, settings.sync_burst),

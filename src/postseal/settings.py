@@ -26,9 +26,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     database_url: Annotated[
         str | None,
-        Meta(
-            description="PostgreSQL 15 to 18 to use in place of the embedded one: postgresql://owner@host/name"
-        ),
+        Meta(description="PostgreSQL 15 to 18 to use in place of the embedded one: postgresql://owner@host/name"),
     ] = None
     roles_file: Annotated[
         str | None,
@@ -51,23 +49,19 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on; 0 takes a free one")] = 8080
     trusted_proxies: Annotated[
         tuple[str, ...],
-        Meta(
-            description="CIDRs of proxies whose X-Forwarded-For counts, separated by commas in the environment"
-        ),
+        Meta(description="CIDRs of proxies whose X-Forwarded-For counts, separated by commas in the environment"),
     ] = ()
     window: Annotated[
         int,
         Meta(ge=1, le=8192, description="How far beyond the contiguous cursor a sequence may lie"),
     ] = 1024
-    max_envelope_bytes: Annotated[
-        int, Meta(ge=1024, le=8192, description="Greatest size of an envelope in bytes")
-    ] = 8192
+    max_envelope_bytes: Annotated[int, Meta(ge=1024, le=8192, description="Greatest size of an envelope in bytes")] = (
+        8192
+    )
     sync_permits_per_s: Annotated[
         float, Meta(gt=0, description="Envelopes a second that one device may send, refusals included")
     ] = 2000.0
-    sync_burst: Annotated[int, Meta(ge=100, description="Envelopes that one device may send at once")] = (
-        10_000
-    )
+    sync_burst: Annotated[int, Meta(ge=100, description="Envelopes that one device may send at once")] = 10_000
     peer_permits_per_s: Annotated[
         float, Meta(gt=0, description="Unknown or wrong credentials a second that one network peer may show")
     ] = 20.0
@@ -90,9 +84,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 90
     credential_days: Annotated[int, Meta(ge=1, le=3650, description="Days that a credential lives")] = 90
-    invitation_minutes: Annotated[
-        int, Meta(ge=1, le=10_080, description="Minutes that an enrolment code lives")
-    ] = 60
+    invitation_minutes: Annotated[int, Meta(ge=1, le=10_080, description="Minutes that an enrolment code lives")] = 60
     commit_lanes: Annotated[
         int, Meta(ge=1, le=16, description="Connections over which a process commits groups of envelopes")
     ] = 2

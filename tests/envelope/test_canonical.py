@@ -33,7 +33,7 @@ def test_bytes(value: object, raw: bytes):
 
 
 def nested(depth: int) -> list[object]:
-    """Lists in lists."""
+    """Make lists in lists."""
     value: list[object] = []
     for _ in range(depth):
         value = [value]

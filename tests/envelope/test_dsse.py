@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from securesystemslib.dsse import Envelope as DsseEnvelope
 from securesystemslib.exceptions import VerificationError
-from securesystemslib.signer import SSlibKey
+from securesystemslib.signer import SSlibKey  # pyright: ignore[reportPrivateImportUsage]  # documented there
 from wire_samples import SEED, canonical, payloads, sample
 
 from postseal.envelope import dsse, ed25519, v1
@@ -84,8 +84,8 @@ def test_round_trip(payload: dict[str, Any], seed: bytes):
 
 
 def test_securesystemslib_reads_and_verifies_us():
-    """What we emit is DSSE for another library too: same PAE, valid signature; a changed payload fails there."""
-    theirs = DsseEnvelope.from_dict(json.loads(BODY))
+    """What we emit is DSSE to another library: same PAE, valid signature; a changed payload fails."""
+    theirs = DsseEnvelope.from_dict(json.loads(BODY))  # pyright: ignore[reportUnknownMemberType]  # bare dict
     key = SSlibKey(SEALED.keyid, "ed25519", "ed25519", {"public": PUBLIC.hex()})
     assert theirs.pae() == SEALED.signed_bytes
     assert theirs.verify([key], 1) == {SEALED.keyid: key}
@@ -125,12 +125,12 @@ SIGNATURES = b'[{"keyid":"%b","sig":"%b"}]' % (KEYID, SIG)
 
 
 def body(payload: bytes = B64, kind: bytes = TYPE, signatures: bytes = SIGNATURES) -> bytes:
-    """An envelope out of the JSON texts of its parts."""
+    """Make an envelope out of the JSON texts of its parts."""
     return b'{"payload":"%b","payloadType":"%b","signatures":%b}' % (payload, kind, signatures)
 
 
 def signature(keyid: bytes = KEYID, sig: bytes = SIG) -> bytes:
-    """An envelope with other members in its signature."""
+    """Make an envelope with other members in its signature."""
     return body(signatures=b'[{"keyid":"%b","sig":"%b"}]' % (keyid, sig))
 
 

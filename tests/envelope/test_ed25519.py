@@ -107,7 +107,7 @@ def test_a_weak_or_ambiguous_key_is_refused(point: str):
 
 @pytest.mark.parametrize("point", SMALL_ORDER)
 def test_a_key_of_small_order_verifies_nothing(point: str):
-    """Even unregistered, a key of small order does not verify the signature that would hold for any message."""
+    """Even unregistered, a key of small order does not verify the signature that holds for any message."""
     assert not ed25519.verify(bytes.fromhex(point), b"message", bytes.fromhex(point) + bytes(32))
 
 

@@ -9,8 +9,11 @@ CLAIM = {"code": "c0de", "device": "device-01", "keyid": ed25519.thumbprint(PUBL
 
 def test_proof_bytes():
     """The signed bytes are the PAE of the enrolment type and the canonical members, byte for byte."""
-    payload = b'{"code":"c0de","device":"device-01","keyid":"1IG2tMH7J2wbJZnOf8LJzQitKf7LMvoAElsuDMVM54Y","tenant":"acme"}'
-    expected = b"DSSEv1 46 application/vnd.controlplane.enrolment.v1+json 107 " + payload
+    expected = (
+        b"DSSEv1 46 application/vnd.controlplane.enrolment.v1+json 106 "
+        b'{"code":"c0de","device":"device-01",'
+        b'"keyid":"1IG2tMH7J2wbJZnOf8LJzQitKf7LMvoAElsuDMVM54Y","tenant":"acme"}'
+    )
     assert enrolment.proof_bytes(**CLAIM) == expected
 
 

@@ -9,8 +9,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator, ValidationError
-from jsonschema.validators import extend
+from jsonschema import Draft202012Validator, ValidationError, validators
 from wire_samples import DIGEST, UUID_TEXT, canonical, payloads, sample
 
 from postseal.envelope import v1
@@ -25,7 +24,7 @@ def ecma_pattern(_validator: Any, pattern: str, instance: object, _schema: Any) 
 
 
 SCHEMA = json.loads(payload_schema())
-VALIDATOR = cast("Any", extend(Draft202012Validator, {"pattern": ecma_pattern}))(SCHEMA)
+VALIDATOR = cast("Any", validators).extend(Draft202012Validator, {"pattern": ecma_pattern})(SCHEMA)
 
 
 def code_takes(payload: dict[str, Any]) -> bool:
@@ -41,7 +40,7 @@ def code_takes(payload: dict[str, Any]) -> bool:
 
 
 def places(value: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The path of every member, nested ones too."""
+    """Yield the path of every member, nested ones too."""
     if isinstance(value, dict):
         for name, inner in cast("dict[str, object]", value).items():
             yield (*path, name)
@@ -60,7 +59,7 @@ OTHER_VALUES: list[object] = [
 
 @st.composite
 def mutated(draw: st.DrawFn) -> dict[str, Any]:
-    """A valid payload of either direction with one to three members removed, replaced or added."""
+    """Draw a valid payload of either direction with one to three members removed, replaced or added."""
     payload = copy.deepcopy(draw(payloads(audience=draw(st.booleans()))))
     for _ in range(draw(st.integers(1, 3))):
         *parents, name = draw(st.sampled_from(list(places(payload)) or [("data",)]))
@@ -115,9 +114,10 @@ def test_schema_and_code_agree_on_every_member(path: tuple[str, ...], value: obj
 def objects(schema: object) -> Iterator[dict[str, Any]]:
     """Every schema of an object in the document."""
     if isinstance(schema, dict):
-        if schema.get("type") == "object":
-            yield cast("dict[str, Any]", schema)
-        for inner in cast("dict[str, object]", schema).values():
+        found = cast("dict[str, Any]", schema)
+        if found.get("type") == "object":
+            yield found
+        for inner in found.values():
             yield from objects(inner)
 
 

@@ -14,21 +14,23 @@ from postseal.envelope import v1
 from postseal.errors import Refused
 from postseal.outcomes import Reason
 
-type_confusions = (None, True, 1.0, 0, -1, "", "1", [], {}, [1], {"a": 1})
+TYPE_CONFUSIONS: tuple[Any, ...] = (None, True, 1.0, 0, -1, "", "1", [], {}, [1], {"a": 1})
 
 
 def reason_of(read: Callable[[], object]) -> Reason | None:
-    """The reason with which `read` refuses, None if it does not. No refusal chains a parser's message."""
+    """Return the reason with which `read` refuses, or None; no refusal shows a parser's message."""
     try:
         read()
-    except Refused as refused:
-        assert refused.__suppress_context__ or refused.__context__ is None
-        return refused.reason
-    return None
+    except Refused as error:
+        refused = error
+    else:
+        return None
+    assert refused.__suppress_context__ or refused.__context__ is None
+    return refused.reason
 
 
 def changed(path: str, value: object) -> dict[str, Any]:
-    """The sample with one member, named by its dotted path, set to another value."""
+    """Return the sample with one member, named by its dotted path, set to another value."""
     payload = sample()
     *parents, name = path.split(".")
     place = payload
@@ -39,7 +41,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
 
 
 def without(path: str) -> dict[str, Any]:
-    """The sample without one member."""
+    """Return the sample without one member."""
     payload = sample()
     *parents, name = path.split(".")
     place = payload
@@ -92,7 +94,7 @@ def test_2b_route_member_is_no_string(name: str, value: object):
     assert reason_of(claims.route) is Reason.IDENTITY_OUT_OF_BOUNDS
 
 
-@pytest.mark.parametrize("payload", [without("route"), *(changed("route", v) for v in type_confusions)])
+@pytest.mark.parametrize("payload", [without("route"), *(changed("route", v) for v in TYPE_CONFUSIONS)])
 def test_2b_route_is_no_object(payload: dict[str, Any]):
     """Step 2b: so is an absent route, or one that is no object with the three members."""
     claims = v1.read_claims(json.dumps(payload).encode())
@@ -124,21 +126,21 @@ def test_2d_identities():
 
 
 BAD_IDENTITIES: list[tuple[str, object]] = [
-    *(("eventId", value) for value in type_confusions),
+    *(("eventId", value) for value in TYPE_CONFUSIONS),
     ("eventId", UUID_TEXT.upper()),
     ("eventId", UUID_TEXT.replace("-", "")),
     ("eventId", "{" + UUID_TEXT + "}"),
     ("eventId", "urn:uuid:" + UUID_TEXT),
     ("eventId", UUID_TEXT + "\n"),
     ("eventId", UUID_TEXT[:-1]),
-    *(("idempotencyKey", value) for value in type_confusions),
+    *(("idempotencyKey", value) for value in TYPE_CONFUSIONS),
     ("idempotencyKey", "a" * 7),
     ("idempotencyKey", "a" * 129),
     ("idempotencyKey", "a" * 8 + "\n"),
     ("idempotencyKey", "a" * 8 + " "),
     ("idempotencyKey", "a" * 8 + "/"),
     ("idempotencyKey", "\u00e9" * 8),
-    *(("sequence", value) for value in type_confusions),
+    *(("sequence", value) for value in TYPE_CONFUSIONS),
     ("sequence", 2**53),
     ("sequence", 2**64),
     ("sequence", 1.5),
@@ -163,7 +165,7 @@ def test_2d_absent_identities(name: str):
 
 
 def test_claims_ignore_everything_else():
-    """Before the signature holds no other fault is seen: protocol, data and canonical form wait for step 4."""
+    """Before the signature holds no other fault is seen: protocol, data, canonical form wait for step 4."""
     payload = {
         **sample(),
         "protocol": "other",
@@ -184,7 +186,7 @@ def test_claims_ignore_everything_else():
     "value", ["controlplane/v2", "ControlPlane/v1", "controlplane/v1\n", "", None, 1, [], {}]
 )
 def test_4_another_protocol(value: object):
-    """Step 4: another protocol, whatever else is wrong besides, is `schema_version_unsupported`."""
+    """Step 4: another protocol, whatever else is wrong, is `schema_version_unsupported`."""
     payload = {**changed("protocol", value), "extra": 1.0}
     assert reason_of(lambda: v1.open_payload(canonical(payload))) is Reason.SCHEMA_VERSION_UNSUPPORTED
 
@@ -203,8 +205,8 @@ def test_4_absent_version(name: str):
     assert reason_of(lambda: v1.open_payload(canonical(payload))) is Reason.SCHEMA_VERSION_UNSUPPORTED
 
 
-def data_of(kind: str, **members: object) -> dict[str, Any]:
-    """Valid data of a kind, with some members changed; a member set to ... is left out."""
+def data_of(kind: str, /, **members: object) -> dict[str, Any]:
+    """Make valid data of a kind, with some members changed; a member set to ... is left out."""
     valid: dict[str, dict[str, object]] = {
         "proposal": {
             "proposalId": UUID_TEXT,

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -32,14 +33,14 @@ curl() {
 
 
 def recipe(name: str) -> str:
-    """The one shell block behind a marker."""
+    """Find the one shell block behind a marker."""
     [block] = re.findall(rf"<!-- recipe: {name} -->\n```sh\n(.*?)```", PAGE, re.DOTALL)
     return block
 
 
 def run(name: str, folder: Path, **values: str) -> list[str]:
     """Run a recipe in a folder, curl replaced; return curl's arguments."""
-    environment = {"PATH": "/usr/bin:/bin", **FOUR_VALUES, **values}
+    environment = {"PATH": os.environ["PATH"], **FOUR_VALUES, **values}
     command = ["sh", "-c", CURL + recipe(name)]
     done = subprocess.run(
         command, cwd=folder, env=environment, check=True, capture_output=True, text=True, timeout=30
@@ -55,7 +56,7 @@ def unpadded(text: str) -> bytes:
 
 @pytest.mark.parametrize("sequence", [1, 2**53 - 1])
 def test_the_envelope_recipe(tmp_path: Path, sequence: int):
-    """openssl and a shell alone make an envelope that unwraps, verifies and opens, and send it where it belongs."""
+    """A shell and openssl make an envelope that unwraps, verifies and opens, and send it where it belongs."""
     arguments = run(
         "openssl-envelope", tmp_path, PROJECT="apollo", CREDENTIAL="token", SEQUENCE=str(sequence)
     )
@@ -84,7 +85,7 @@ def test_the_envelope_recipe_keeps_a_key(tmp_path: Path):
 
 
 def test_the_enrolment_recipe(tmp_path: Path):
-    """openssl and a shell alone make a key and a proof that holds."""
+    """A shell and openssl make a key and a proof that holds."""
     arguments = run("openssl-enrolment", tmp_path, CODE="c0de")
     assert arguments[-1] == "http://stub.invalid/v1/enrolments"
     sent = json.loads((tmp_path / "curl-body").read_bytes())

@@ -18,7 +18,7 @@ def canonical(value: object) -> bytes:
 
 
 def sample() -> dict[str, Any]:
-    """A fresh valid inbound payload: a heartbeat."""
+    """Make a fresh valid inbound payload: a heartbeat."""
     return {
         "protocol": "controlplane/v1",
         "schemaVersion": 1,
@@ -97,7 +97,7 @@ DATA: dict[str, st.SearchStrategy[dict[str, Any]]] = {
 
 
 def payloads(*, audience: bool) -> st.SearchStrategy[dict[str, Any]]:
-    """Valid payloads of every kind, all with an audience or all without."""
+    """Draw valid payloads of every kind, all with an audience or all without."""
     names = ["tenant", "project", "producer", *(["audience"] if audience else [])]
     return st.fixed_dictionaries(
         {

@@ -7,10 +7,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -41,8 +42,8 @@ print(server.release(), flush=True)
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    """A folder that the server's account can pass through; pytest's own are 0700."""
-    folder = Path(tempfile.mkdtemp(prefix="postseal-", dir="/tmp")).resolve()  # noqa: S108 - a fresh, unguessable name
+    """Make a folder that the server's account can pass through; pytest's own are 0700."""
+    folder = Path(tempfile.mkdtemp(prefix="postseal-", dir="/tmp")).resolve()
     folder.chmod(0o711)
     yield folder
     for data in folder.glob("*/data"):
@@ -54,7 +55,7 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def made_home(place: Path) -> Path:
-    """A home whose data exist, with one row in the table `kept`."""
+    """Make a home with data: one row in the table `kept`."""
     home = place / "made"
     server = start(home)
     query(server, "CREATE TABLE kept AS SELECT 42 AS row")
@@ -64,7 +65,7 @@ def made_home(place: Path) -> Path:
 
 @pytest.fixture
 def home(made_home: Path) -> Iterator[Path]:
-    """The made home, stopped before and after the test."""
+    """Lend the made home and see that the test stopped its server."""
     yield made_home
     left_running = server_lives(Home(made_home))
     stop_postmaster(Home(made_home), recorded_pid(Home(made_home)))
@@ -72,16 +73,19 @@ def home(made_home: Path) -> Iterator[Path]:
 
 
 def start(home: Path) -> EmbeddedServer:
+    """Start or join without logging."""
     return start_or_join(home, log=structlog.wrap_logger(structlog.ReturnLogger()))
 
 
-def query(server: EmbeddedServer, statement: str, **changes: str) -> list[tuple[object, ...]]:
+def query(server: EmbeddedServer, statement: str, **changes: str) -> list[tuple[Any, ...]]:
+    """Run one statement over a connection of its own, whose parameters `changes` alters."""
     with psycopg.connect(make_conninfo(server.dsn, **changes), autocommit=True) as connection:
         cursor = connection.execute(statement.encode())
         return cursor.fetchall() if cursor.description else []
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
+    """Poll for what another process does on the file system."""
     give_up = time.monotonic() + WAIT_SECONDS
     while not holds():
         assert time.monotonic() < give_up
@@ -89,7 +93,8 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def process_on(home: Path) -> Iterator[subprocess.Popen[str]]:
+def process_on(home: Path) -> Generator[subprocess.Popen[str]]:
+    """Run another process that holds the home until its input ends; it is killed at the latest at the end."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, home],
         stdin=subprocess.PIPE,
@@ -104,15 +109,16 @@ def process_on(home: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def next_line(process: subprocess.Popen[str]) -> str:
+    """Wait for the next line that the process prints."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
 def test_new_homes_start_once_however_many_ask(place: Path):
     """Simultaneous first starts make one data folder and one server, and the last release stops it."""
-    home = place / "new, says nobody".replace(",", "")
+    home = place / "new home"
     with ThreadPoolExecutor(3) as pool:
-        servers = list(pool.map(lambda _: start(home), range(3)))
+        servers = list(pool.map(start, [home] * 3))
     assert {query(server, "SELECT current_database()")[0] for server in servers} == {("postseal",)}
     assert len({query(server, "SELECT pg_postmaster_start_time()")[0] for server in servers}) == 1
     assert [server.release() for server in servers] == [False, False, True]
@@ -165,7 +171,7 @@ def test_lost_password_file_is_named_and_leaves_nothing_running(home: Path):
     right = passfile.read_text()
     passfile.write_text("*:*:*:postgres:made-up-secret\n")
     try:
-        with pytest.raises(StartupError, match="refuses the password in .*pgpass") as refusal:
+        with pytest.raises(StartupError, match=r"refuses the password in .*pgpass") as refusal:
             start(home)
     finally:
         passfile.write_text(right)
@@ -180,12 +186,17 @@ def test_second_process_joins_and_the_last_one_stops(home: Path):
         assert next_line(other) == "holding"
         pid = recorded_pid(Home(home))
         server = start(home)
-        with psycopg.connect(server.dsn) as client:
+        with closing(psycopg.connect(server.dsn)) as client:
             assert recorded_pid(Home(home)) == pid
-            other.communicate(timeout=WAIT_SECONDS)
+            released, _ = other.communicate(timeout=WAIT_SECONDS)
+            assert released.strip() == "False"
             assert client.execute("SELECT row FROM kept").fetchall() == [(42,)]
             # The client is in a transaction: a stop that waited for it would never end.
+            before = Home(home).log_file.stat().st_size
             assert server.release() is True
+    stopping = Home(home).log_file.read_text()[before:]
+    assert "received fast shutdown request" in stopping
+    assert stopping.endswith("database system is shut down\n")
 
 
 def test_killed_holder_leaves_a_server_that_is_joined(home: Path):
@@ -211,9 +222,9 @@ def test_killed_holder_beside_a_living_one(home: Path):
 
 
 def test_killed_postmaster_is_replaced_and_commits_are_there(home: Path):
-    """kill -9 of the postmaster loses no acknowledged row, and a start beside the old holder recovers it."""
+    """A kill -9 of the postmaster loses no acknowledged row, and a start beside the old holder recovers."""
     first = start(home)
-    query(first, "CREATE TABLE IF NOT EXISTS acknowledged (row int)", dbname="postseal")
+    query(first, "CREATE TABLE IF NOT EXISTS acknowledged (row int)")
     query(first, "INSERT INTO acknowledged VALUES (1)")
     killed = recorded_pid(Home(home))
     assert killed is not None
@@ -251,7 +262,7 @@ def test_stale_pid_file_does_not_block_a_start(home: Path, program: str):
 
 
 def test_crash_in_the_middle_of_initdb_leaves_no_half_made_data(place: Path):
-    """kill -9 while initdb works: the next start makes the data anew and removes the remains."""
+    """A kill -9 while initdb works: the next start makes the data anew and removes the remains."""
     home = place / "crashed"
     with process_on(home) as other:
         wait_until(lambda: any(home.glob("staging-*/data/base")))
@@ -377,7 +388,7 @@ def test_socket_path_length_is_checked_before_anything_is_made(place: Path):
     fits = 103 - len("/run/.s.PGSQL.5432")
     name = "x" * (fits - len(str(place)) - 1)
     assert len(str(open_home(place / name).root)) == fits
-    with pytest.raises(StartupError, match=f"at most|of {fits} bytes"):
+    with pytest.raises(StartupError, match=f"of {fits} bytes at most"):
         open_home(place / f"{name}x")
     with pytest.raises(StartupError, match="comma"):
         open_home(place / "a,b")
@@ -385,7 +396,8 @@ def test_socket_path_length_is_checked_before_anything_is_made(place: Path):
 
 
 def fake_installation(root: Path, version: str) -> Path:
-    folder = root / version.split(".")[0] / "bin"
+    """Make programs that know nothing but their version."""
+    folder = root / version.split(".", 1)[0] / "bin"
     folder.mkdir(parents=True)
     for program in ("initdb", "postgres"):
         (folder / program).write_text(f"#!/bin/sh\necho '{program} (PostgreSQL) {version}'\n")
@@ -394,7 +406,7 @@ def fake_installation(root: Path, version: str) -> Path:
 
 
 def test_programs_are_found_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The stated folder alone, else the wheel, else the newest of the system; data choose their own version."""
+    """The stated folder alone, else the wheel, else the system's newest; data choose their own version."""
     monkeypatch.delenv(binaries.FOLDER_VARIABLE, raising=False)
     monkeypatch.setattr(binaries, "SYSTEM_ROOT", tmp_path)
     old, new = fake_installation(tmp_path, "15.2"), fake_installation(tmp_path, "17.1")

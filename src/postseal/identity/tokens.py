@@ -55,9 +55,7 @@ class TokenVerifier:
         if parts is None:
             return None
         credential_id, secret = UUID(parts[1]), parts[2]
-        stored = await self._database.transact(
-            lambda connection: credentials.find_valid(connection, credential_id)
-        )
+        stored = await self._database.transact(lambda connection: credentials.find_valid(connection, credential_id))
         matches = hmac.compare_digest(_hash(secret), stored.secret_hash if stored else _NOBODYS_HASH)
         if stored is None or not matches:
             return None

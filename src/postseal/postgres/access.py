@@ -1,6 +1,6 @@
 """How each part of the service reaches the database: embedded or by URL, as the owner or as a part's role."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,16 +37,14 @@ class Access:
     def check(self) -> None:
         """Raise StartupError unless the roles, the schema and the server's durability are as they must be."""
         if f"{self.prefix}_{Part.INGEST}" not in read_passwords(self.passfile):
-            raise StartupError(
-                f"{self.passfile} has no passwords of the service's roles: run `postseal migrate`"
-            )
+            raise StartupError(f"{self.passfile} has no passwords of the service's roles: run `postseal migrate`")
         with connect_at_startup(self.of(Part.ADMIN)) as connection:
             require_current_schema(connection)
             check_durability(connection)
 
 
 @contextmanager
-def open_access(settings: Settings, *, log: FilteringBoundLogger) -> Iterator[Access]:
+def open_access(settings: Settings, *, log: FilteringBoundLogger) -> Generator[Access]:
     """Reach the database of `settings`. An embedded one is started or joined, migrated, and released at the end."""
     home = Path(settings.data_dir) if settings.data_dir else default_home()
     if settings.database_url is not None:
@@ -63,7 +61,7 @@ def open_access(settings: Settings, *, log: FilteringBoundLogger) -> Iterator[Ac
 
 
 @contextmanager
-def connect_at_startup(conninfo: str) -> Iterator[psycopg.Connection]:
+def connect_at_startup(conninfo: str) -> Generator[psycopg.Connection]:
     """A connection whose failure is one clear line without a secret."""
     try:
         connection = psycopg.connect(conninfo, autocommit=True)

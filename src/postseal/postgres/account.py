@@ -6,6 +6,7 @@ data folder, or, where there is none yet, as `postgres`, or else as `nobody`.
 
 import os
 import pwd
+import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,12 +70,12 @@ class Account:
         with self.start(command, output=subprocess.PIPE, keep_fds=keep_fds) as process:
             try:
                 output, _ = process.communicate(timeout=limit_seconds)
-            except BaseException as error:
-                process.kill()
-                if isinstance(error, subprocess.TimeoutExpired):
-                    name = Path(command[0]).name
-                    raise StartupError(f"{name} took longer than {limit_seconds:.0f} s") from None
-                raise
+            except subprocess.TimeoutExpired:
+                name = Path(command[0]).name
+                raise StartupError(f"{name} took longer than {limit_seconds:.0f} s") from None
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)  # with what it started, such as initdb's servers
         return process.returncode, output.decode(errors="replace")
 
     def can_enter(self, path: Path) -> bool:
@@ -90,9 +91,7 @@ def account_for(data: Path) -> Account:
     if data.exists():
         owner = data.stat()
         if owner.st_uid == 0:
-            raise StartupError(
-                f"{data} belongs to root, under which PostgreSQL does not run; give it to another user"
-            )
+            raise StartupError(f"{data} belongs to root, under which PostgreSQL does not run; give it to another user")
         return Account(owner.st_uid, owner.st_gid)
     for name in UNPRIVILEGED_NAMES:
         try:
@@ -100,9 +99,7 @@ def account_for(data: Path) -> Account:
         except KeyError:
             continue
         return Account(entry.pw_uid, entry.pw_gid)
-    raise StartupError(
-        "PostgreSQL does not run as root and there is no user `postgres` or `nobody`; make one"
-    )
+    raise StartupError("PostgreSQL does not run as root and there is no user `postgres` or `nobody`; make one")
 
 
 def _passed_environment() -> dict[str, str]:

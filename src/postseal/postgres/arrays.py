@@ -28,31 +28,31 @@ class _Packed(bytes):
 
 
 class Int8Array(_Packed):
-    """int8[]"""
+    """The type int8[]."""
 
     element_oid, array_oid = 20, 1016
 
 
 class BoolArray(_Packed):
-    """bool[]"""
+    """The type bool[]."""
 
     element_oid, array_oid = 16, 1000
 
 
 class TextArray(_Packed):
-    """text[]"""
+    """The type text[]."""
 
     element_oid, array_oid = 25, 1009
 
 
 class ByteaArray(_Packed):
-    """bytea[]"""
+    """The type bytea[]."""
 
     element_oid, array_oid = 17, 1001
 
 
 class UuidArray(_Packed):
-    """uuid[]"""
+    """The type uuid[]."""
 
     element_oid, array_oid = 2950, 2951
 
@@ -83,19 +83,15 @@ def byteas(values: Sequence[bytes | None]) -> ByteaArray:
 
 def uuids(values: Sequence[bytes]) -> UuidArray:
     """Pack UUIDs, each given as its 16 bytes."""
-    return UuidArray(_pack(UuidArray, values))
+    length = _LENGTH.pack(16)
+    body = length + length.join(values) if values else b""
+    return UuidArray(_header(UuidArray, len(values), has_null=False) + body)
 
 
 def _pack(kind: type[_Packed], values: Sequence[bytes | None]) -> bytes:
     length = _LENGTH.pack
-    parts = [_header(kind, len(values), has_null=None in values)]
-    for value in values:
-        if value is None:
-            parts.append(_NULL)
-        else:
-            parts.append(length(len(value)))
-            parts.append(value)
-    return b"".join(parts)
+    packed = [_NULL if value is None else length(len(value)) + value for value in values]
+    return _header(kind, len(values), has_null=None in values) + b"".join(packed)
 
 
 def _header(kind: type[_Packed], count: int, *, has_null: bool) -> bytes:

@@ -106,9 +106,7 @@ def _installations() -> Iterator[Binaries]:
 def _inspect(folder: Path) -> Binaries:
     missing = [program for program in NEEDED_PROGRAMS if not os.access(folder / program, os.X_OK)]
     if missing:
-        raise StartupError(
-            f"{folder} lacks {' and '.join(missing)}: it is no bin folder of PostgreSQL's server"
-        )
+        raise StartupError(f"{folder} lacks {' and '.join(missing)}: it is no bin folder of PostgreSQL's server")
     try:
         answer = subprocess.run(
             [folder / "postgres", "--version"],

@@ -85,20 +85,25 @@ async def revoke(connection: Connection, tenant: str, credential_id: UUID) -> bo
 
 
 LIST: LiteralString = """
-SELECT credential_id, account, device, role, projects, created_at, expires_at, revoked_at
+SELECT credential_id, account, device, role, projects,
+       CASE WHEN revoked_at IS NOT NULL THEN 'revoked'
+            WHEN clock_timestamp() < expires_at THEN 'valid'
+            ELSE 'expired' END,
+       created_at, expires_at, revoked_at
 FROM credentials WHERE tenant = %(tenant)s ORDER BY created_at, credential_id
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ListedCredential:
-    """A credential as administrators see it: without its secret."""
+    """A credential as administrators see it: without its secret. `state` is valid, expired or revoked."""
 
     credential_id: UUID
     account: str
     device: str | None
     role: str
     projects: list[str]
+    state: str
     created_at: datetime
     expires_at: datetime
     revoked_at: datetime | None

@@ -49,17 +49,16 @@ class Part(StrEnum):
 def conninfo_for(base: str, *, user: str | None = None, passfile: str | None = None) -> str:
     """`base` with our time-outs where it sets none, and as another user if one is given."""
     try:
-        parameters = conninfo_to_dict(base)
+        parameters = {name: str(value) for name, value in conninfo_to_dict(base).items() if value is not None}
     except psycopg.Error:
         # libpq's message repeats the string, and with it the password.
         raise StartupError("the database URL cannot be read; write postgresql://user@host/name") from None
     if user is not None:
         parameters.pop("password", None)
-        parameters |= {"user": user, "passfile": passfile}
-    ours = {"application_name": "postseal", **KEEPALIVE}
-    return make_conninfo(
-        **{**ours, **{name: value for name, value in parameters.items() if value is not None}}
-    )
+        parameters["user"] = user
+    if passfile is not None:
+        parameters["passfile"] = passfile
+    return make_conninfo("", **{"application_name": "postseal", **KEEPALIVE, **parameters})
 
 
 async def connect(conninfo: str, *, prepare: bool) -> Connection:
@@ -104,9 +103,7 @@ class Database:
         """
         try:
             async with self._pool.connection() as connection:
-                return await within_deadline(
-                    connection, in_transaction(connection, work), DATABASE_DEADLINE_S
-                )
+                return await within_deadline(connection, in_transaction(connection, work), DATABASE_DEADLINE_S)
         except PoolTimeout:
             raise Unavailable("no connection to the database could be had") from None
         except psycopg.OperationalError as error:

@@ -52,8 +52,8 @@ from postseal.postgres.postmaster import (
 READY_DEADLINE_SECONDS = 60
 # While the server says that it is recovering it works; a WAL of 2 GB takes minutes on a slow disk.
 RECOVERY_DEADLINE_SECONDS = 900
-# Long enough to wait for another process's recovery.
-CHANGE_WAIT_SECONDS = 960
+CHANGE_WAIT_SECONDS = 960  # another process's start may be a recovery
+RELEASE_WAIT_SECONDS = 60  # another's stop is shorter; another's start is a holder, who stops the server later
 CONNECT_SECONDS = 10
 POLL_SECONDS = 0.02
 
@@ -82,7 +82,7 @@ class EmbeddedServer:
         if hold is None:
             return False
         try:
-            with changing(self._home, wait_seconds=CHANGE_WAIT_SECONDS):
+            with changing(self._home, wait_seconds=RELEASE_WAIT_SECONDS):
                 return _stop_if_last(self._home, hold, self._log)
         finally:
             os.close(hold)
@@ -105,9 +105,7 @@ def start_or_join(home: Path, *, log: FilteringBoundLogger) -> EmbeddedServer:
         with changing(opened, wait_seconds=CHANGE_WAIT_SECONDS), ExitStack() as undo:
             hold = opened.lock("holders")
             undo.callback(os.close, hold)
-            fcntl.flock(
-                hold, fcntl.LOCK_SH
-            )  # never waits: it is taken exclusively under the change lock only
+            fcntl.flock(hold, fcntl.LOCK_SH)  # never waits: it is taken exclusively under the change lock only
             undo.callback(_stop_if_last, opened, hold, log)
             _bring_up(opened, log)
             _make_database(opened)
@@ -167,6 +165,4 @@ def _make_database(home: Home) -> None:
                 connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
     except psycopg.Error as error:
         line = str(error).strip().splitlines()[-1]
-        raise StartupError(
-            f"the server refuses the password in {home.passfile} or its database: {line}"
-        ) from None
+        raise StartupError(f"the server refuses the password in {home.passfile} or its database: {line}") from None

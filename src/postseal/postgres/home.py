@@ -100,13 +100,9 @@ def open_home(folder: Path) -> Home:
     socket = os.fsencode(home.run / f".s.PGSQL.{PORT}")
     if len(socket) > SOCKET_PATH_BYTES:
         limit = SOCKET_PATH_BYTES - (len(socket) - len(os.fsencode(home.root)))
-        raise StartupError(
-            f"{home.root} is too long for a socket path: choose a --data-dir of {limit} bytes at most"
-        )
+        raise StartupError(f"{home.root} is too long for a socket path: choose a --data-dir of {limit} bytes at most")
     if b"," in socket:
-        raise StartupError(
-            f"{home.root} has a comma, which separates hosts for PostgreSQL: choose another --data-dir"
-        )
+        raise StartupError(f"{home.root} has a comma, which separates hosts for PostgreSQL: choose another --data-dir")
     try:
         home.root.mkdir(parents=True)
     except FileExistsError:
@@ -116,9 +112,7 @@ def open_home(folder: Path) -> Home:
         home.root.chmod(0o711 if os.geteuid() == 0 else 0o700)
     found = home.root.stat()
     if found.st_uid != os.geteuid():
-        raise StartupError(
-            f"{home.root} belongs to user id {found.st_uid}: run as it or choose another --data-dir"
-        )
+        raise StartupError(f"{home.root} belongs to user id {found.st_uid}: run as it or choose another --data-dir")
     if found.st_mode & 0o002:
         raise StartupError(f"anybody may write in {home.root}: take that away or choose another --data-dir")
     for name in ("lock", "log"):

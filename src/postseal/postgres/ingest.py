@@ -14,21 +14,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import LiteralString
 
+from msgspec import Struct
+
 from postseal.postgres import arrays
 from postseal.postgres.transaction import BEGIN, SET_BOUNDS, CommitWitness, Connection
 from postseal.rules.stream import Cursor, KeyState
 
 
-@dataclass(frozen=True, slots=True)
-class StreamKey:
+class StreamKey(Struct, frozen=True, gc=False):
     """A stream's primary key."""
 
     tenant: str
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
+class Names(Struct, frozen=True, gc=False):
     """The names under which an envelope is looked up: 16 bytes of event id and of the idempotency key's SHA-256."""
 
     stream: StreamKey
@@ -37,8 +37,7 @@ class Names:
     idempotency_hash: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class LockedStream:
+class LockedStream(Struct, frozen=True, gc=False):
     """A stream under this transaction's lock. `retention_s` is None where neither project nor tenant sets one."""
 
     cursor: Cursor
@@ -57,8 +56,7 @@ class OpenGroup:
     event_of_idempotency_hash: dict[tuple[StreamKey, bytes], bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class RetainedRow:
+class RetainedRow(Struct, frozen=True, gc=False):
     """A new envelope as it is written to `identities` and `payloads`."""
 
     names: Names
@@ -69,8 +67,7 @@ class RetainedRow:
     retention_s: int
 
 
-@dataclass(frozen=True, slots=True)
-class AuditRow:
+class AuditRow(Struct, frozen=True, gc=False):
     """One audit event of the inbound path; the database adds time, transaction and number."""
 
     tenant: str

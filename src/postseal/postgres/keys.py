@@ -1,6 +1,7 @@
-"""Devices' public keys, found inside the scope that a credential was verified for (protocol section 4, check 3)."""
+"""Devices' public keys: found inside a verified scope (protocol section 4, check 3), registered and changed."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import LiteralString
 
 from postseal.postgres.ingest import StreamKey
@@ -11,7 +12,7 @@ from postseal.postgres.transaction import Connection
 class Signer:
     """A key that a device may have signed with, and the device's stream in one project.
 
-    All of it is immutable, so it may be remembered; whether the key still accepts anything new is not in here.
+    All of it is immutable, so it may be remembered; whether the key may bring anything new is not in here.
     """
 
     keyid: str
@@ -27,10 +28,8 @@ WHERE k.tenant = %(tenant)s AND k.keyid = %(keyid)s AND k.device = %(device)s AN
 """
 
 
-async def find_signer(
-    connection: Connection, *, tenant: str, device: str, project: str, keyid: str
-) -> Signer | None:
-    """The device's key of that id, or None: it never had one, it was removed, or it is not enrolled in the project."""
+async def find_signer(connection: Connection, *, tenant: str, device: str, project: str, keyid: str) -> Signer | None:
+    """The device's key of that id; None if it has none, or is not enrolled in the project."""
     cursor = await connection.execute(
         FIND_SIGNER, {"tenant": tenant, "device": device, "project": project, "keyid": keyid}
     )
@@ -39,3 +38,72 @@ async def find_signer(
         return None
     public_key, stream = row
     return Signer(keyid, bytes(public_key), StreamKey(tenant, stream))
+
+
+INSERT: LiteralString = """
+INSERT INTO keys (tenant, keyid, device, public_key)
+VALUES (%(tenant)s, %(keyid)s, %(device)s, %(public_key)s)
+ON CONFLICT DO NOTHING
+"""
+
+
+async def insert_if_new(connection: Connection, *, tenant: str, keyid: str, device: str, public_key: bytes) -> bool:
+    """Register an active key; False if the tenant ever had one of that id, its device whatever."""
+    parameters = {"tenant": tenant, "keyid": keyid, "device": device, "public_key": public_key}
+    return (await connection.execute(INSERT, parameters)).rowcount == 1
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredKey:
+    """Whose a key is and how it stands; the states are those of protocol section 8."""
+
+    device: str
+    state: str
+
+
+FIND: LiteralString = "SELECT device, state FROM keys WHERE tenant = %(tenant)s AND keyid = %(keyid)s"
+
+
+async def find(connection: Connection, tenant: str, keyid: str) -> RegisteredKey | None:
+    """The tenant's key of that id, in whatever state."""
+    row = await (await connection.execute(FIND, {"tenant": tenant, "keyid": keyid})).fetchone()
+    return RegisteredKey(*row) if row else None
+
+
+SET_STATE: LiteralString = """
+UPDATE keys SET state = %(state)s, accept_until = NULL, changed_at = clock_timestamp()
+WHERE tenant = %(tenant)s AND keyid = %(keyid)s
+"""
+
+
+async def set_state(connection: Connection, tenant: str, keyid: str, state: str) -> None:
+    """Let a key stand at `state`, not `retiring`; the caller holds the locks of its device's streams."""
+    await connection.execute(SET_STATE, {"tenant": tenant, "keyid": keyid, "state": state})
+
+
+@dataclass(frozen=True, slots=True)
+class ListedKey:
+    """A key as administrators see it; `age_s` is the whole seconds since it was registered."""
+
+    keyid: str
+    device: str
+    state: str
+    age_s: int
+    accept_until: datetime | None
+    registered_at: datetime
+    changed_at: datetime
+
+
+LIST: LiteralString = """
+SELECT keyid, device, state, extract(epoch FROM clock_timestamp() - registered_at)::bigint, accept_until,
+       registered_at, changed_at
+FROM keys
+WHERE tenant = %(tenant)s AND (%(device)s::text IS NULL OR device = %(device)s)
+ORDER BY device, registered_at, keyid
+"""
+
+
+async def list_of_tenant(connection: Connection, tenant: str, device: str | None = None) -> list[ListedKey]:
+    """All keys of a tenant, or of one of its devices, oldest first."""
+    cursor = await connection.execute(LIST, {"tenant": tenant, "device": device})
+    return [ListedKey(*row) for row in await cursor.fetchall()]

@@ -38,10 +38,9 @@ class Migration:
 
 def migrations() -> list[Migration]:
     """All migrations of this release, in order."""
-    found: list[Migration] = []
-    for file in resources.files("postseal.postgres").joinpath("migrations").iterdir():
-        if number := _NUMBERED.fullmatch(file.name):
-            found.append(Migration(int(number[1]), file.name, file.read_text("utf-8")))
+    files = resources.files("postseal.postgres").joinpath("migrations").iterdir()
+    numbered = [(number, file) for file in files if (number := _NUMBERED.fullmatch(file.name))]
+    found = [Migration(int(number[1]), file.name, file.read_text("utf-8")) for number, file in numbered]
     return sorted(found, key=lambda migration: migration.version)
 
 
@@ -147,9 +146,8 @@ def write_passwords(passfile: Path, passwords: dict[str, str]) -> None:
     """Write them for the owner's eyes alone, the whole file or none of it."""
     text = "".join(f"*:*:*:{role}:{password}\n" for role, password in sorted(passwords.items()))
     unfinished = passfile.with_name(passfile.name + ".new")
-    with open(
-        os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
-    ) as file:
+    private = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(private, "w", encoding="utf-8") as file:
         file.write(text)
         os.fsync(file.fileno())
     unfinished.rename(passfile)

@@ -176,9 +176,7 @@ def _options(home: Home, binaries: Binaries, account: Account) -> list[str]:
     if binaries.has_library("pg_stat_statements"):
         settings["shared_preload_libraries"] = "pg_stat_statements"
     lz4 = ["-c", "wal_compression=lz4"]
-    built_with_lz4, _ = account.run(
-        [binaries.bin / "postgres", "-D", home.data, "-C", "wal_compression", *lz4]
-    )
+    built_with_lz4, _ = account.run([binaries.bin / "postgres", "-D", home.data, "-C", "wal_compression", *lz4])
     options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
     return options + (lz4 if built_with_lz4 == 0 else [])
 

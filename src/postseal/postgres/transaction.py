@@ -20,10 +20,10 @@ from postseal.errors import Unavailable
 Connection: TypeAlias = psycopg.AsyncConnection[TupleRow]
 T = TypeVar("T")
 
-LOCK_TIMEOUT_MS = 2_000
-"""A stream's lock is held for one group commit, a few milliseconds; two seconds of waiting mean that all is not well."""
-STATEMENT_TIMEOUT_MS = 5_000
-IDLE_IN_TRANSACTION_TIMEOUT_MS = 10_000
+LOCK_TIMEOUT: LiteralString = "2s"
+"""A stream's lock is held for one group commit, a few milliseconds; two seconds of waiting mean trouble."""
+STATEMENT_TIMEOUT: LiteralString = "5s"
+IDLE_IN_TRANSACTION_TIMEOUT: LiteralString = "10s"
 """Frees the locks of a process that froze in the middle of a transaction."""
 DATABASE_DEADLINE_S = 10.0
 """How long one exchange with the database may take before its connection is thrown away. Longer than the server's own
@@ -35,9 +35,9 @@ BEGIN: LiteralString = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 # All of it ends with the transaction, so that it holds behind PgBouncer in transaction mode too.
 SET_BOUNDS: LiteralString = f"""
 SELECT set_config('search_path', 'postseal', true),
-       set_config('lock_timeout', '{LOCK_TIMEOUT_MS}', true),
-       set_config('statement_timeout', '{STATEMENT_TIMEOUT_MS}', true),
-       set_config('idle_in_transaction_session_timeout', '{IDLE_IN_TRANSACTION_TIMEOUT_MS}', true)
+       set_config('lock_timeout', '{LOCK_TIMEOUT}', true),
+       set_config('statement_timeout', '{STATEMENT_TIMEOUT}', true),
+       set_config('idle_in_transaction_session_timeout', '{IDLE_IN_TRANSACTION_TIMEOUT}', true)
 """
 
 

@@ -16,8 +16,9 @@ A key that was removed after its signature was checked stands before all of thes
 have refused it.
 """
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec import Struct
 
 from postseal.outcomes import Outcome, Reason
 
@@ -31,8 +32,7 @@ class KeyState(StrEnum):
     REMOVED = "removed"
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
+class Cursor(Struct, frozen=True, gc=False):
     """Where a stream stands.
 
     `above` is a bitmap of what is retained above `contiguous`: bit i is sequence `contiguous + 1 + i`. Its lowest
@@ -54,20 +54,14 @@ class Cursor:
     def retaining(self, sequence: int) -> "Cursor":
         """The cursor after `sequence`, which was not retained, is."""
         above = self.above | 1 << (sequence - self.contiguous - 1)
-        return replace(self, above=above, highest=max(self.highest, sequence))._settled()
+        return _settled(self.floor, self.contiguous, max(self.highest, sequence), above)
 
     def raised_to(self, floor: int) -> "Cursor":
         """The cursor after the floor rises: holes at or below it are closed."""
         if floor < self.floor:
             raise ValueError("a replay floor only rises")
         passed = max(0, floor - self.contiguous)
-        return replace(
-            self,
-            floor=floor,
-            contiguous=self.contiguous + passed,
-            highest=max(self.highest, floor),
-            above=self.above >> passed,
-        )._settled()
+        return _settled(floor, self.contiguous + passed, max(self.highest, floor), self.above >> passed)
 
     def holes(self) -> list[tuple[int, int]]:
         """The missing ranges between the contiguous cursor and the highest, both ends included, in order."""
@@ -82,16 +76,8 @@ class Cursor:
             first += missing + present
         return ranges
 
-    def _settled(self) -> "Cursor":
-        """Advance the contiguous cursor through all that is now contiguous."""
-        run = _trailing_ones(self.above)
-        if not run:
-            return self
-        return replace(self, contiguous=self.contiguous + run, above=self.above >> run)
 
-
-@dataclass(frozen=True, slots=True)
-class Matches:
+class Matches(Struct, frozen=True, gc=False):
     """What the stream retains under the envelope's names; None where nothing is."""
 
     identity_of_event: bytes | None
@@ -103,8 +89,7 @@ class Matches:
 NOTHING_RETAINED = Matches(None, None)
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(Struct, frozen=True):
     """The answer to one envelope, and the cursor after it. A refusal and a duplicate leave the cursor as it was."""
 
     answer: Outcome | Reason
@@ -128,30 +113,26 @@ def judge(
     window: int,
 ) -> Judgement:
     """Judge one verified envelope against its locked stream; the module's docstring numbers the rules."""
-
-    def answer(word: Outcome | Reason) -> Judgement:
-        return Judgement(word, cursor)
-
     if key is KeyState.REMOVED:
-        return answer(Reason.KEY_UNKNOWN)
+        return Judgement(Reason.KEY_UNKNOWN, cursor)
     if matches.identity_of_event == event_identity:
-        return answer(Outcome.DUPLICATE)
+        return Judgement(Outcome.DUPLICATE, cursor)
     if retired:
-        return answer(Reason.STREAM_RETIRED)
+        return Judgement(Reason.STREAM_RETIRED, cursor)
     if key is KeyState.REVOKED:
-        return answer(Reason.KEY_REVOKED)
+        return Judgement(Reason.KEY_REVOKED, cursor)
     if key is KeyState.RETIRED:
-        return answer(Reason.KEY_RETIRED)
+        return Judgement(Reason.KEY_RETIRED, cursor)
     if matches.identity_of_event is not None:
-        return answer(Reason.EVENT_CONFLICT)
+        return Judgement(Reason.EVENT_CONFLICT, cursor)
     if matches.event_of_idempotency_key not in (None, event_id):
-        return answer(Reason.IDEMPOTENCY_CONFLICT)
+        return Judgement(Reason.IDEMPOTENCY_CONFLICT, cursor)
     if sequence <= cursor.floor:
-        return answer(Reason.BELOW_REPLAY_FLOOR)
+        return Judgement(Reason.BELOW_REPLAY_FLOOR, cursor)
     if cursor.retains(sequence):
-        return answer(Reason.SEQUENCE_CONFLICT)
+        return Judgement(Reason.SEQUENCE_CONFLICT, cursor)
     if sequence > cursor.contiguous + window:
-        return answer(Reason.SEQUENCE_BEYOND_WINDOW)
+        return Judgement(Reason.SEQUENCE_BEYOND_WINDOW, cursor)
     return Judgement(_outcome_of_new(cursor, sequence), cursor.retaining(sequence))
 
 
@@ -161,6 +142,12 @@ def _outcome_of_new(cursor: Cursor, sequence: int) -> Outcome:
     if sequence == cursor.contiguous + 1:
         return Outcome.ACCEPTED
     return Outcome.GAP
+
+
+def _settled(floor: int, contiguous: int, highest: int, above: int) -> Cursor:
+    """The cursor advanced through all that is contiguous."""
+    run = _trailing_ones(above)
+    return Cursor(floor, contiguous + run, highest, above >> run)
 
 
 def _trailing_ones(bits: int) -> int:

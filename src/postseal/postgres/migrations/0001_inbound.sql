@@ -152,6 +152,7 @@ CREATE TABLE audit_events (
 CREATE TABLE platform_audit_events (
     id             bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at             timestamptz NOT NULL DEFAULT clock_timestamp(),
+    account        text COLLATE "C" NOT NULL,
     action         text NOT NULL,
     detail         jsonb,
     correlation_id uuid NOT NULL,

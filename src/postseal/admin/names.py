@@ -1,0 +1,39 @@
+"""What every act asks of the names that it was given: that they are ids, and that they name something."""
+
+import re
+from collections.abc import Sequence
+
+from postseal.errors import AdminError
+from postseal.outcomes import Reason
+from postseal.postgres import directory
+from postseal.postgres.transaction import Connection
+
+ID_PATTERN = "[a-z0-9][a-z0-9._-]{0,62}"
+MAX_PROJECTS = 1_000
+"""Projects that one invitation or credential can name."""
+_ID = re.compile(ID_PATTERN, re.ASCII)
+
+
+def require_id(noun: str, text: str) -> None:
+    """Raise AdminError unless `text` is an id of protocol section 1."""
+    if not _ID.fullmatch(text):
+        raise AdminError(Reason.REQUEST_INVALID, f"{text!r} cannot be a {noun}: ids match {ID_PATTERN}")
+
+
+async def require_tenant(connection: Connection, tenant: str) -> None:
+    """Raise AdminError unless there is such a tenant."""
+    if not await directory.tenant_exists(connection, tenant):
+        raise AdminError(Reason.NOT_FOUND, f"there is no tenant {tenant!r}")
+
+
+async def require_projects(connection: Connection, tenant: str, projects: Sequence[str]) -> list[str]:
+    """The projects in order, each once. Raises AdminError unless the tenant exists and has all of them."""
+    await require_tenant(connection, tenant)
+    wanted = sorted(set(projects))
+    if not 1 <= len(wanted) <= MAX_PROJECTS:
+        raise AdminError(Reason.REQUEST_INVALID, f"name 1 to {MAX_PROJECTS} projects")
+    existing = await directory.existing_projects(connection, tenant, wanted)
+    for project in wanted:
+        if project not in existing:
+            raise AdminError(Reason.NOT_FOUND, f"tenant {tenant!r} has no project {project!r}")
+    return wanted
