@@ -70,6 +70,13 @@ def access(cluster: Access) -> Iterator[Access]:
         yield clone
 
 
+@pytest.fixture(scope="module")
+def shared_access(cluster: Access) -> Iterator[Access]:
+    """A database that the tests of one module share."""
+    with cloned(cluster) as clone:
+        yield clone
+
+
 @contextmanager
 def cloned(cluster: Access) -> Iterator[Access]:
     """A clone of the template, dropped at the end whoever is still connected."""

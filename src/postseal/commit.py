@@ -9,6 +9,7 @@ gathered, runs one transaction for all of it, and answers each waiter only when 
 
 When a group fails: SQLSTATE class 22 or 23 is a bug of ours, and it runs again one by one, so that one envelope never
 fails another; class 40 runs the group once more; whatever else happens, nothing is known and all are `unavailable`.
+An exception of our own is such a bug too: it neither ends the lane nor fails the others of its group.
 """
 
 import asyncio
@@ -20,7 +21,9 @@ from dataclasses import dataclass, field
 from typing import Self
 
 import psycopg
+import structlog
 from msgspec import Struct
+from structlog.typing import FilteringBoundLogger
 
 from postseal.errors import Unavailable
 from postseal.identity.verified import VerifiedIdentity
@@ -49,8 +52,11 @@ GROUP_ENTRIES = 256
 GATHER_S = 0.0005
 """How long a group waits for more. Under load the queue fills while the previous group commits, and this adds nothing;
 3 ms cost single requests 10 to 15%."""
+ATTEMPTS = 2
 QUEUE_ENTRIES = 20_000
 """More than this waiting is about a second's work: the next one is told `unavailable` at once."""
+
+_log: FilteringBoundLogger = structlog.get_logger("postseal.commit")
 
 
 class Arrival(Struct, frozen=True, gc=False):
@@ -101,6 +107,8 @@ class Refusal(Struct, frozen=True, gc=False):
     detail: str = ""
     contiguous: int | None = None
     highest: int | None = None
+    event_identity: bytes | None = None
+    """For the log line; None where the refusal came before there was one."""
 
 
 Verdict = Receipt | Refusal
@@ -212,17 +220,17 @@ class _Lane:
 
     async def commit(self, entries: Sequence[Entry]) -> list[Verdict]:
         """One verdict an entry. Never raises: what is not certain is `unavailable`."""
-        for _attempt in range(2):
+        for _attempt in range(ATTEMPTS):
             try:
                 return await self._transact(entries)
-            except (Unavailable, OSError):
+            except Exception as error:  # noqa: BLE001 - every fault has an answer, and a lane outlives them all
+                fault = error
+            sqlstate = fault.sqlstate if isinstance(fault, psycopg.Error) else None
+            _log.warning("group_failed", error=type(fault).__name__, sqlstate=sqlstate, entries=len(entries))
+            if _is_ours(fault) and len(entries) > 1:
+                return [(await self.commit([entry]))[0] for entry in entries]
+            if (sqlstate or "")[:2] != "40":
                 break
-            except psycopg.Error as error:
-                sqlstate_class = (error.sqlstate or "")[:2]
-                if sqlstate_class in {"22", "23"} and len(entries) > 1:
-                    return [(await self.commit([entry]))[0] for entry in entries]
-                if sqlstate_class != "40":
-                    break
         return [_unavailable(entry) for entry in entries]
 
     async def _transact(self, entries: Sequence[Entry]) -> list[Verdict]:
@@ -248,15 +256,26 @@ class _Lane:
             yield self._connection
         except psycopg.Error as error:
             if error.sqlstate is None:
-                discard(self._connection)
-                self._connection = None
+                await self._throw_away()
             else:
-                await roll_back(self._connection)
+                await within_deadline(self._connection, roll_back(self._connection), DATABASE_DEADLINE_S)
             raise
         except BaseException:
-            discard(self._connection)
-            self._connection = None
+            await self._throw_away()
             raise
+
+    async def _throw_away(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            discard(connection)
+            await connection.close()
+
+
+def _is_ours(fault: Exception) -> bool:
+    """Whether an envelope that we did not foresee is at fault, rather than the database or the way to it."""
+    if isinstance(fault, psycopg.Error):
+        return (fault.sqlstate or "")[:2] in {"22", "23"}
+    return not isinstance(fault, (Unavailable, OSError))
 
 
 def judge_group(entries: Sequence[Entry], group: OpenGroup, window: int, default_retention_s: int) -> Ledger:
@@ -269,7 +288,7 @@ def judge_group(entries: Sequence[Entry], group: OpenGroup, window: int, default
         match entry:
             case Rejection():
                 ledger.audits.append(_audit_of_rejection(entry, salt))
-                ledger.verdicts.append(Refusal(entry.reason, entry.correlation_id, entry.detail))
+                ledger.verdicts.append(_refusal_of_rejection(entry))
             case Arrival():
                 _judge_arrival(entry, group, cursors, window, default_retention_s, ledger, salt)
     ledger.cursors = {key: cursor for key, cursor in cursors.items() if cursor is not group.streams[key].cursor}
@@ -330,7 +349,19 @@ def _verdict(arrival: Arrival, answer: Outcome | Reason, cursor: Cursor) -> Verd
             cursor.highest,
             arrival.correlation_id,
         )
-    return Refusal(answer, arrival.correlation_id, contiguous=cursor.contiguous, highest=cursor.highest)
+    return Refusal(
+        answer,
+        arrival.correlation_id,
+        contiguous=cursor.contiguous,
+        highest=cursor.highest,
+        event_identity=arrival.event_identity,
+    )
+
+
+def _refusal_of_rejection(rejection: Rejection) -> Refusal:
+    return Refusal(
+        rejection.reason, rejection.correlation_id, rejection.detail, event_identity=rejection.event_identity
+    )
 
 
 def _audit_of_arrival(arrival: Arrival, answer: Outcome | Reason, salt: bytes) -> AuditRow:
@@ -367,4 +398,9 @@ def _audit_of_rejection(rejection: Rejection, salt: bytes) -> AuditRow:
 
 
 def _unavailable(entry: Entry) -> Refusal:
-    return Refusal(Reason.UNAVAILABLE, entry.correlation_id, "nothing is known to be committed; send it again")
+    return Refusal(
+        Reason.UNAVAILABLE,
+        entry.correlation_id,
+        "nothing is known to be committed; send it again",
+        event_identity=entry.event_identity,
+    )

@@ -45,12 +45,20 @@ class Door:
             raise RateLimited(Reason.PEER_RATE_LIMITED, quota)
         return key
 
+    def give_back(self, key: str) -> None:
+        """Return what `charge` took, for work that turned out to be welcome."""
+        self._peers.give_back(key)
+
+    def recall(self, credential: str | None) -> VerifiedIdentity | None:
+        """The identity of a credential that was verified within the last seconds; costs no more than a look-up."""
+        return self._verified.recall(_digest(credential))
+
     async def identify(self, peer: str, credential: str | None) -> VerifiedIdentity:
         """The caller's identity.
 
         Raises Refused `peer_rate_limited` or `unauthenticated`, and Unavailable.
         """
-        digest = hashlib.sha256((credential or "").encode()).digest()
+        digest = _digest(credential)
         identity = self._verified.recall(digest)
         if identity is not None:
             return identity
@@ -58,9 +66,13 @@ class Door:
         identity = await self._verifier.verify(credential) if credential else None
         if identity is None:
             raise Refused(Reason.UNAUTHENTICATED, "the credential is missing, unknown, expired or revoked")
-        self._peers.give_back(key)
+        self.give_back(key)
         self._verified.remember(digest, identity)
         return identity
+
+
+def _digest(credential: str | None) -> bytes:
+    return hashlib.sha256((credential or "").encode()).digest()
 
 
 def require_role(identity: VerifiedIdentity, *roles: Role) -> None:

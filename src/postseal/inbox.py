@@ -22,7 +22,8 @@ from postseal.commit import Arrival, Committer, Entry, Refusal, Rejection, Verdi
 from postseal.correlation import new_correlation_id
 from postseal.door import Door, RateLimited, require_role
 from postseal.envelope import dsse, ed25519, v1
-from postseal.errors import Refused
+from postseal.envelope.kinds import Kinds
+from postseal.errors import Refused, Unavailable
 from postseal.identity.verified import Role, VerifiedIdentity
 from postseal.limit_audit import LimitAudit
 from postseal.limits import Rate, RateLimiter
@@ -60,15 +61,19 @@ class Inbox:
         sync_rate: Rate,
         database: Database,
         committer: Committer,
+        accepting: Callable[[], bool],
         clock: Callable[[], float],
         max_envelope_bytes: int,
+        kinds: Kinds,
     ) -> None:
         self._door = door
         self._sync = RateLimiter(sync_rate, clock)
         self._limited = LimitAudit(committer)
         self._database = database
         self._committer = committer
+        self._accepting = accepting
         self._max_envelope_bytes = max_envelope_bytes
+        self._kinds = kinds
         self._signers: Remembered[tuple[str, str, str, str], Signer] = Remembered(
             entries=REMEMBERED_SIGNERS, ttl_s=REMEMBERED_SIGNERS_S, clock=clock
         )
@@ -78,6 +83,7 @@ class Inbox:
 
         Raises Refused for a caller who is limited or not known, and Unavailable when nothing is known.
         """
+        self._require_room()
         caller = await self._door.identify(inbound.peer, inbound.credential)
         self._take_permits(caller, 1)
         entry = await self._check(caller, inbound.body)
@@ -85,6 +91,7 @@ class Inbox:
 
     async def receive_batch(self, inbound: Inbound) -> Refusal | list[Verdict]:
         """One verdict a line, in order, all of one transaction where it can be; or one Refusal of the whole."""
+        self._require_room()
         caller = await self._door.identify(inbound.peer, inbound.credential)
         lines = split_lines(inbound.body)
         self._take_permits(caller, min(max(len(lines), 1), MAX_BATCH_LINES))
@@ -110,6 +117,11 @@ class Inbox:
         (verdict,) = await self._committer.commit([rejection])
         return verdict if isinstance(verdict, Refusal) else unaudited
 
+    def _require_room(self) -> None:
+        # Before all else: what is refused for want of room must not take some with its audit event.
+        if not self._accepting():
+            raise Unavailable("the database's disk is almost full; nothing is taken in until it has room again")
+
     async def _check(self, caller: VerifiedIdentity, body: bytes) -> Entry:
         """Checks 1 (the role) to 4 on one envelope: what is to be committed for it."""
         try:
@@ -129,7 +141,7 @@ class Inbox:
             signer = await self._resolve(caller, project, envelope.keyid)
             if not ed25519.verify(signer.public_key, envelope.signed_bytes, envelope.signature):
                 raise Refused(Reason.SIGNATURE_INVALID, "the signature does not hold over the signed bytes")
-            v1.open_payload(envelope.payload)
+            v1.open_payload(envelope.payload, self._kinds)
         except Refused as refused:
             return Rejection(
                 caller,

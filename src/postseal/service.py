@@ -8,12 +8,15 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from postseal.commit import Committer
 from postseal.door import Door
+from postseal.envelope.kinds import NO_KINDS, Kinds
 from postseal.identity.tokens import TokenVerifier
 from postseal.identity.verified import CredentialVerifier
 from postseal.inbox import Inbox
+from postseal.kinds_folder import load_kinds
 from postseal.limits import Rate
 from postseal.postgres.access import Access
 from postseal.postgres.database import Connection, Database, Part, connect
@@ -32,6 +35,8 @@ class Service:
     door: Door
     inbox: Inbox
     committer: Committer
+    kinds: Kinds
+    """The deployment's own, beside the built-in ones."""
 
 
 @asynccontextmanager
@@ -44,6 +49,7 @@ async def running_service(
         return await connect(access.of(Part.INGEST), prepare=settings.prepared_statements)
 
     clock = time.monotonic
+    kinds = load_kinds(Path(settings.kinds_dir)) if settings.kinds_dir else NO_KINDS
     committer = Committer(
         connect_lane,
         window=settings.window,
@@ -61,7 +67,9 @@ async def running_service(
             sync_rate=Rate(settings.sync_permits_per_s, settings.sync_burst),
             database=ingest,
             committer=committer,
+            accepting=access.accepting,
             clock=clock,
             max_envelope_bytes=settings.max_envelope_bytes,
+            kinds=kinds,
         )
-        yield Service(settings, ingest, admin, door, inbox, committer)
+        yield Service(settings, ingest, admin, door, inbox, committer, kinds)

@@ -58,6 +58,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_envelope_bytes: Annotated[int, Meta(ge=1024, le=8192, description="Greatest size of an envelope in bytes")] = (
         8192
     )
+    kinds_dir: Annotated[
+        str | None,
+        Meta(description="Folder of the JSON Schemas of the deployment's own kinds of payload; by default there are none"),
+    ] = None
     sync_permits_per_s: Annotated[
         float, Meta(gt=0, description="Envelopes a second that one device may send, refusals included")
     ] = 2000.0
@@ -88,6 +92,19 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     commit_lanes: Annotated[
         int, Meta(ge=1, le=16, description="Connections over which a process commits groups of envelopes")
     ] = 2
+    min_free_disk_mb: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="MiB free on the disk of the embedded database below which envelopes are `unavailable`",
+        ),
+    ] = 256
+    ballast_mb: Annotated[
+        int,
+        Meta(
+            ge=0, description="MiB of that disk kept for the embedded database's recovery once it is full; 0 for none"
+        ),
+    ] = 64
     log_level: Annotated[
         str, Meta(pattern=r"^(debug|info|warning|error)\Z", description="debug, info, warning or error")
     ] = "info"

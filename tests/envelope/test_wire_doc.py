@@ -42,9 +42,7 @@ def run(name: str, folder: Path, **values: str) -> list[str]:
     """Run a recipe in a folder, curl replaced; return curl's arguments."""
     environment = {"PATH": os.environ["PATH"], **FOUR_VALUES, **values}
     command = ["sh", "-c", CURL + recipe(name)]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, check=True, capture_output=True, text=True, timeout=30
-    )
+    done = subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True, timeout=30)
     assert done.stdout == "answer\n"
     return (folder / "curl-arguments").read_text().splitlines()
 
@@ -57,9 +55,7 @@ def unpadded(text: str) -> bytes:
 @pytest.mark.parametrize("sequence", [1, 2**53 - 1])
 def test_the_envelope_recipe(tmp_path: Path, sequence: int):
     """A shell and openssl make an envelope that unwraps, verifies and opens, and send it where it belongs."""
-    arguments = run(
-        "openssl-envelope", tmp_path, PROJECT="apollo", CREDENTIAL="token", SEQUENCE=str(sequence)
-    )
+    arguments = run("openssl-envelope", tmp_path, PROJECT="apollo", CREDENTIAL="token", SEQUENCE=str(sequence))
     body = (tmp_path / "envelope.json").read_bytes()
     envelope = dsse.unwrap(body)
     public = ed25519.public_key(ed25519.seed_from_pem((tmp_path / "key.pem").read_bytes()))
@@ -114,7 +110,5 @@ def words(schema: object) -> Iterator[str]:
 
 def test_the_tables_name_everything():
     """Each member, word and bound of the schema stands on the page."""
-    absent = {
-        word for word in words(json.loads(payload_schema())) if not re.search(rf"\b{re.escape(word)}\b", PAGE)
-    }
+    absent = {word for word in words(json.loads(payload_schema())) if not re.search(rf"\b{re.escape(word)}\b", PAGE)}
     assert not absent

@@ -59,9 +59,7 @@ DATA: dict[str, st.SearchStrategy[dict[str, Any]]] = {
             "revision": REVISIONS,
             "decision": st.sampled_from(["accepted", "rejected", "deferred"]),
         },
-        optional={
-            "reasonCode": st.sampled_from(["policy", "stale-revision", "unauthorised", "capacity", "other"])
-        },
+        optional={"reasonCode": st.sampled_from(["policy", "stale-revision", "unauthorised", "capacity", "other"])},
     ),
     "task-status": st.fixed_dictionaries(
         {

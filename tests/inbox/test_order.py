@@ -234,9 +234,7 @@ def owner(access: Access) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
 
 
 @pytest.fixture
-async def scene(
-    access: Access, owner: psycopg.Connection[tuple[Any, ...]], called: set[str]
-) -> AsyncIterator[Scene]:
+async def scene(access: Access, owner: psycopg.Connection[tuple[Any, ...]], called: set[str]) -> AsyncIterator[Scene]:
     """Six devices that have sent sequences 1 to 5, floor 2, and are then what the faults of step 5 need."""
     settings = Settings(peer_permits_per_s=1e-9, sync_permits_per_s=1e-9)
     states = list(product([False, True], ["active", "revoked", "verify-only"]))

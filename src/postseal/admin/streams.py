@@ -1,7 +1,7 @@
 """Streams: where each stands, and how its replay floor is raised (protocol section 5)."""
 
 from postseal.admin.actor import Actor
-from postseal.admin.names import require_tenant
+from postseal.admin.names import require_projects, require_tenant
 from postseal.envelope.canonical import MAX_INTEGER
 from postseal.errors import AdminError
 from postseal.outcomes import Reason
@@ -13,10 +13,12 @@ from postseal.rules.stream import Cursor
 MAX_REASON_CHARACTERS = 500
 
 
-async def list_of_tenant(connection: Connection, tenant: str) -> list[Stream]:
-    """All streams of a tenant, by project and producer. AdminError: no such tenant."""
+async def list_of_tenant(connection: Connection, tenant: str, project: str | None = None) -> list[Stream]:
+    """All streams of a tenant, or of one of its projects. AdminError: no such tenant or project."""
     await require_tenant(connection, tenant)
-    return await streams.list_of_tenant(connection, tenant)
+    if project is not None:
+        await require_projects(connection, tenant, [project])
+    return await streams.list_of_tenant(connection, tenant, project)
 
 
 async def show(connection: Connection, tenant: str, project: str, producer: str) -> Stream:

@@ -1,1 +1,77 @@
-def main() -> None: ...
+"""The command line: `postseal <noun> <verb>` (protocol section 11), one module a noun.
+
+Exit codes: 0 done, 1 refused or failed with one line on stderr that says why, 2 wrong usage, 130 interrupted.
+"""
+
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import import_module, metadata
+from typing import Annotated, NoReturn
+
+from typer import Exit, Option, Typer
+
+TERMINATED_EXIT_CODE = 128 + signal.SIGTERM
+
+VERBS = {
+    "serve": "Run the service until it is stopped.",
+    "migrate": "Bring the database up to date.",
+    "demo": "Start everything and send real signed envelopes.",
+}
+NOUNS = {
+    "tenant": "Tenants, which nothing crosses.",
+    "project": "The projects of a tenant.",
+    "device": "Devices: invite, enroll, list, retire.",
+    "credential": "Credentials of consumers, senders and operators.",
+    "key": "The keys with which devices sign.",
+    "stream": "Where each device's stream stands.",
+    "audit": "What was accepted, refused and done.",
+    "inbox": "What devices have sent.",
+    "envelope": "Seal one by hand, or look into one.",
+}
+
+
+def main() -> None:
+    """The program `postseal`."""
+    signal.signal(signal.SIGTERM, _terminate)
+    program(sys.argv[1:])()
+
+
+def program(arguments: Sequence[str]) -> Typer:
+    """The program, of which only what `arguments` may name is imported: `--help` stays quick."""
+    app = Typer(
+        name="postseal",
+        help="Durable signed mail between devices and a hosted control plane, on PostgreSQL.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        # Its tracebacks would show the values of variables, secrets among them.
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_program_options)
+    for name, text in VERBS.items():
+        if name in arguments:
+            app.add_typer(import_module(f"postseal.cli.{name}").app)
+        else:
+            app.command(name, help=text)(_only_listed)
+    for name, text in NOUNS.items():
+        commands = import_module(f"postseal.cli.{name}").app if name in arguments else Typer()
+        app.add_typer(commands, name=name, help=text, no_args_is_help=True)
+    return app
+
+
+def _only_listed() -> None:
+    """Stand in the list of commands for one that was not named."""
+
+
+def _program_options(
+    *, version: Annotated[bool, Option("--version", help="Print the version and exit.", is_eager=True)] = False
+) -> None:
+    if version:
+        print(metadata.version("postseal"))
+        raise Exit
+
+
+def _terminate(*_: object) -> NoReturn:
+    # An exception, so that what is open is closed: an embedded database is stopped by the last who holds it.
+    sys.exit(TERMINATED_EXIT_CODE)

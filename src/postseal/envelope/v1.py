@@ -26,6 +26,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from postseal.envelope import canonical
 from postseal.envelope.dsse import MAX_PAYLOAD_BYTES
+from postseal.envelope.kinds import NO_KINDS, Kinds
 from postseal.errors import Refused
 from postseal.outcomes import Reason
 
@@ -118,9 +119,7 @@ class Identities(Struct, frozen=True, kw_only=True, rename="camel"):
     sequence: Sequence
 
 
-class Payload(Closed, frozen=True):
-    """One event. Built in Python its bounds are not checked before `encode_payload`."""
-
+class _Event(Closed, frozen=True):
     protocol: Literal["controlplane/v1"]
     schema_version: Literal[1]
     route: Route
@@ -128,12 +127,29 @@ class Payload(Closed, frozen=True):
     idempotency_key: IdempotencyKey
     sequence: Sequence
     issued_at_ms: TimeMs
+
+
+class Payload(_Event, frozen=True):
+    """One event. Built in Python its bounds are not checked before `encode_payload`."""
+
     data: Data
+
+
+class DeploymentPayload(_Event, frozen=True):
+    """One event of a kind that the deployment added; a closed schema describes its `data`, `kind` included."""
+
+    data: dict[str, Any]
+
+
+def _no_float(_token: str) -> float:
+    raise ValueError("a float")
 
 
 # float() takes the numbers that msgspec's own reading refuses as too great: they are JSON, and refused later.
 _CLAIMS = msgspec.json.Decoder(dict[str, Any], float_hook=float)
 _PAYLOAD = msgspec.json.Decoder(Payload)
+# A schema takes 1.0 for an integer. Other than that, what a closed schema takes is within the canonical subset.
+_DEPLOYMENT_PAYLOAD = msgspec.json.Decoder(DeploymentPayload, float_hook=_no_float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,44 +191,61 @@ def read_claims(payload: bytes) -> Claims:
         raise Refused(Reason.ENVELOPE_MALFORMED, "the payload is no JSON object") from None
 
 
-def open_payload(payload: bytes) -> Payload:
+def open_payload(payload: bytes, kinds: Kinds = NO_KINDS) -> Payload | DeploymentPayload:
     """Step 4: read an event that came in. Refused with `schema_version_unsupported` or `payload_invalid`.
 
-    Bytes that are no JSON object are `envelope_malformed`, as in step 2a.
+    Bytes that are no JSON object are `envelope_malformed`, as in step 2a. An event whose kind is one of `kinds` is a
+    DeploymentPayload, every other one a Payload.
     """
-    opened = _open(payload)
+    opened = _open(payload, kinds)
     if opened.route.audience is not UNSET:
         raise Refused(Reason.PAYLOAD_INVALID, "route.audience is only for what the control plane sends")
     return opened
 
 
-def open_delivery(payload: bytes) -> Payload:
+def open_delivery(payload: bytes, kinds: Kinds = NO_KINDS) -> Payload | DeploymentPayload:
     """Read an event that the control plane sent: as `open_payload`, but `route.audience` must be there."""
-    opened = _open(payload)
+    opened = _open(payload, kinds)
     if opened.route.audience is UNSET:
         raise Refused(Reason.PAYLOAD_INVALID, "route.audience is absent")
     return opened
 
 
-def encode_payload(payload: Payload) -> bytes:
+def encode_payload(payload: Payload | DeploymentPayload, kinds: Kinds = NO_KINDS) -> bytes:
     """Return the canonical bytes, ready to sign; ValueError past 4,096, or where a member breaks its rule."""
     raw = canonical.encode(payload)
     if len(raw) > MAX_PAYLOAD_BYTES:
         raise ValueError(f"the payload has {len(raw)} bytes, more than {MAX_PAYLOAD_BYTES}")
     try:
-        _open(raw)
+        _open(raw, kinds)
     except Refused as refused:
         raise ValueError(refused.detail) from None
     return raw
 
 
-def _open(payload: bytes) -> Payload:
+def _open(payload: bytes, kinds: Kinds) -> Payload | DeploymentPayload:
     try:
-        opened = _PAYLOAD.decode(payload)
+        opened = _decode(payload, kinds)
     except (ValueError, RecursionError) as error:
         raise _fault(payload, f"{_place(error)} breaks its rule") from None
     if not canonical.is_canonical(payload, opened):
         raise Refused(Reason.PAYLOAD_INVALID, "the payload is not in RFC 8785 canonical form")
+    return opened
+
+
+def _decode(payload: bytes, kinds: Kinds) -> Payload | DeploymentPayload:
+    try:
+        return _PAYLOAD.decode(payload)
+    except (ValueError, RecursionError):
+        if not kinds:
+            raise
+        opened = _DEPLOYMENT_PAYLOAD.decode(payload)
+        name = opened.data.get("kind")
+        kind = kinds.get(name) if isinstance(name, str) else None
+        if kind is None:
+            raise
+    if place := kind.fault(opened.data):
+        raise Refused(Reason.PAYLOAD_INVALID, f"{place} breaks its rule")
     return opened
 
 

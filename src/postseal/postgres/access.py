@@ -11,9 +11,11 @@ from structlog.typing import FilteringBoundLogger
 from postseal.errors import StartupError
 from postseal.postgres.database import Part, conninfo_for
 from postseal.postgres.durability import check_durability
+from postseal.postgres.disk import MIB, Disk
 from postseal.postgres.embedded import start_or_join
-from postseal.postgres.home import default_home
+from postseal.postgres.home import Home, default_home
 from postseal.postgres.migrate import Migration, migrate, read_passwords, require_current_schema
+from postseal.postgres.watchdog import watching
 from postseal.settings import Settings
 
 
@@ -24,6 +26,12 @@ class Access:
     owner: str
     passfile: Path
     prefix: str
+    disk: Disk | None = None
+    """The disk of an embedded database; any other's is not ours to watch."""
+
+    def accepting(self) -> bool:
+        """Whether the database has room for more envelopes, as far as is known here."""
+        return self.disk is None or self.disk.accepting()
 
     def of(self, part: Part) -> str:
         """The connection string of one part's role."""
@@ -45,7 +53,7 @@ class Access:
 
 @contextmanager
 def open_access(settings: Settings, *, log: FilteringBoundLogger) -> Generator[Access]:
-    """Reach the database of `settings`. An embedded one is started or joined, migrated, and released at the end."""
+    """Reach the database of `settings`. An embedded one is started or joined, migrated, watched, and released at the end."""
     home = Path(settings.data_dir) if settings.data_dir else default_home()
     if settings.database_url is not None:
         passfile = Path(settings.roles_file) if settings.roles_file else home / "roles.pgpass"
@@ -53,9 +61,16 @@ def open_access(settings: Settings, *, log: FilteringBoundLogger) -> Generator[A
         return
     server = start_or_join(home, log=log)
     try:
-        access = Access(conninfo_for(server.dsn), home / "roles.pgpass", settings.role_prefix)
+        disk = Disk(
+            Home(server.home),
+            min_free_bytes=settings.min_free_disk_mb * MIB,
+            ballast_bytes=settings.ballast_mb * MIB,
+            log=log,
+        )
+        access = Access(conninfo_for(server.dsn), home / "roles.pgpass", settings.role_prefix, disk)
         access.migrate()
-        yield access
+        with watching(server, disk, log=log):
+            yield access
     finally:
         server.release()
 

@@ -84,6 +84,9 @@ class Database:
             max_size=size,
             max_idle=MAX_IDLE_S,
             timeout=POOL_WAIT_S,
+            # psycopg's own back-off doubles without a request; after it gave up, each request connects anew, so that
+            # a database that comes back after an hour is in use at once.
+            reconnect_timeout=POOL_WAIT_S,
             open=False,
             kwargs={"autocommit": True, "prepare_threshold": 1 if prepare else None},
         )

@@ -29,6 +29,7 @@ from structlog.typing import FilteringBoundLogger
 from postseal.errors import StartupError
 from postseal.postgres.account import account_for
 from postseal.postgres.binaries import find_binaries, within_reach
+from postseal.postgres.disk import drop_ballast_if_full
 from postseal.postgres.home import (
     DATABASE,
     Home,
@@ -43,7 +44,6 @@ from postseal.postgres.postmaster import (
     data_major,
     make_data,
     ping,
-    recorded_pid,
     start_postmaster,
     stop_postmaster,
     why_it_ended,
@@ -127,7 +127,8 @@ def _bring_up(home: Home, log: FilteringBoundLogger) -> None:
                 if server_lock is not None:
                     if postmaster is not None:
                         raise StartupError(f"PostgreSQL did not start: {why_it_ended(home, postmaster)}")
-                    postmaster = _start(home, server_lock, log)
+                    drop_ballast_if_full(home, log)
+                    postmaster = start_server(home, server_lock, log)
                     undo.callback(stop_postmaster, home, postmaster.pid)
             time.sleep(POLL_SECONDS)
         undo.pop_all()
@@ -135,7 +136,8 @@ def _bring_up(home: Home, log: FilteringBoundLogger) -> None:
     log.info("embedded_database_ready", home=str(home.root), started=postmaster is not None, seconds=seconds)
 
 
-def _start(home: Home, server_lock: int, log: FilteringBoundLogger) -> Postmaster:
+def start_server(home: Home, server_lock: int, log: FilteringBoundLogger) -> Postmaster:
+    """Start the server, after initdb for a new home, and do not wait; under the change lock. StartupError."""
     account = account_for(home.data)
     require_passage(home, account)
     major = data_major(home)
@@ -150,7 +152,7 @@ def _stop_if_last(home: Home, hold: int, log: FilteringBoundLogger) -> bool:
     """Under the change lock: stop the server unless another process has a share of the holders lock."""
     if not try_lock(hold, fcntl.LOCK_EX):
         return False
-    stopped = stop_postmaster(home, recorded_pid(home))
+    stopped = stop_postmaster(home)
     if not stopped:
         log.error("embedded_database_does_not_stop", home=str(home.root), log_file=str(home.log_file))
     return stopped

@@ -6,7 +6,9 @@
     <home>/log/postgres.log   what the server writes
     <home>/lock/change        held exclusively by whoever starts, joins or stops the server
     <home>/lock/holders       held shared by every process that uses the server, for as long as it does
+    <home>/lock/watch         held exclusively by the process whose watchdog brings a dead server back
     <home>/lock/server        held by the server itself: every process of it inherits the descriptor
+    <home>/ballast            space for a recovery on a full disk, see `disk.py`
     <home>/pgsql-<version>    the programs, only where the server's account cannot reach the installed ones
 
 The locks are flock(2): the kernel drops them with the last descriptor, so a `kill -9` leaves none behind. The
@@ -67,6 +69,11 @@ class Home:
     def log_file(self) -> Path:
         """The server's log."""
         return self.root / "log" / "postgres.log"
+
+    @property
+    def ballast(self) -> Path:
+        """Space that is given up when the disk is full."""
+        return self.root / "ballast"
 
     @property
     def dsn(self) -> str:

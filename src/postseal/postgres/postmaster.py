@@ -9,6 +9,7 @@ import secrets
 import signal
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,8 +33,10 @@ _TURNED_AWAY = "the database system is "
 BUILTIN_LOCALE_MAJOR = 17
 
 # A fast shutdown ends all sessions and writes a checkpoint; past that, an immediate one leaves a recovery to
-# the next start. SIGTERM is not among them: it waits for clients for ever.
-STOP_STEPS_SECONDS = ((signal.SIGINT, 30), (signal.SIGQUIT, 10))
+# the next start, and a kill ends a frozen postmaster, whose children then end by themselves. SIGTERM is not
+# among them: it waits for clients for ever.
+STUCK_STEPS_SECONDS = ((signal.SIGQUIT, 10), (signal.SIGKILL, 10))
+STOP_STEPS_SECONDS = ((signal.SIGINT, 30), *STUCK_STEPS_SECONDS)
 
 # Given on the command line, over postgresql.conf and ALTER SYSTEM: they must not weaken an acknowledgement.
 SETTINGS = {
@@ -132,20 +135,45 @@ def ping(home: Home) -> pq.Ping:
     return pq.Ping(pq.PGconn.ping(dsn.encode()))
 
 
-def stop_postmaster(home: Home, pid: int | None) -> bool:
-    """Stop the server whose postmaster is `pid` and wait for its last process; False if some still lives."""
-    for step, wait_seconds in STOP_STEPS_SECONDS:
-        if pid is not None and server_lives(home):
-            try:
-                os.kill(pid, step)
-            except ProcessLookupError:
-                pid = None  # a killed postmaster: its orphans end by themselves
+def stop_postmaster(home: Home, pid: int | None = None) -> bool:
+    """Stop the server and wait for its last process; False if some of it still lives.
+
+    `pid` is its postmaster's where the caller knows it; else it is found out, as soon as it is recorded.
+    """
+    # A server that does not answer has no sessions to end in good order, and stuck in a recovery it ignores SIGINT.
+    steps = STOP_STEPS_SECONDS if ping(home) == pq.Ping.OK else STUCK_STEPS_SECONDS
+    for step, wait_seconds in steps:
+        signalled = None
         give_up = time.monotonic() + wait_seconds
         while time.monotonic() < give_up:
             if not server_lives(home):
                 return True
+            postmaster = pid or living_pid(home)
+            if postmaster != signalled and postmaster is not None:
+                with suppress(ProcessLookupError):  # killed: its orphans end by themselves
+                    os.kill(postmaster, step)
+                signalled = postmaster
             time.sleep(POLL_SECONDS)
     return False
+
+
+def living_pid(home: Home) -> int | None:
+    """Return the recorded postmaster if that process has the home's server lock open.
+
+    A stale number may be anybody's by now, who must not be stopped. Without /proc the record is believed.
+    """
+    pid = recorded_pid(home)
+    if pid is None or not Path("/proc/self/fd").exists():
+        return pid
+    lock = (home.root / "lock" / "server").stat()
+    try:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed in the meantime
+                if os.path.samestat(descriptor.stat(), lock):
+                    return pid
+    except OSError:  # it ended, or it is another account's
+        pass
+    return None
 
 
 def recorded_pid(home: Home) -> int | None:

@@ -25,12 +25,19 @@ COLUMNS: LiteralString = """
 SELECT tenant, stream, project, producer, retired, floor, contiguous, highest, above FROM streams
 """
 
-LIST: LiteralString = COLUMNS + "WHERE tenant = %(tenant)s ORDER BY project, producer"
+LIST: LiteralString = (
+    COLUMNS
+    + """
+WHERE tenant = %(tenant)s AND (%(project)s::text IS NULL OR project = %(project)s)
+ORDER BY project, producer
+"""
+)
 
 
-async def list_of_tenant(connection: Connection, tenant: str) -> list[Stream]:
-    """All streams of a tenant, by project and producer."""
-    return [_stream(row) for row in await (await connection.execute(LIST, {"tenant": tenant})).fetchall()]
+async def list_of_tenant(connection: Connection, tenant: str, project: str | None = None) -> list[Stream]:
+    """All streams of a tenant, or of one of its projects, by project and producer."""
+    cursor = await connection.execute(LIST, {"tenant": tenant, "project": project})
+    return [_stream(row) for row in await cursor.fetchall()]
 
 
 FIND: LiteralString = COLUMNS + "WHERE tenant = %(tenant)s AND project = %(project)s AND producer = %(producer)s"

@@ -1,0 +1,60 @@
+"""`postseal audit`: list."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from typer import BadParameter, Option, Typer
+
+from postseal.admin import audit
+from postseal.cli.command import Session, TenantName, command
+from postseal.cli.output import print_json, print_table, record
+from postseal.postgres.audit import MAX_PAGE_ROWS, AuditFilter
+
+DEFAULT_ROWS = 100
+
+COLUMNS = ("id", "atMs", "account", "device", "project", "action", "outcome", "reason", "occurrences", "about")
+
+app = Typer()
+
+
+def parse_time(text: str) -> datetime:
+    """A time in ISO 8601; one without an offset is in UTC."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadParameter("write a time like 2026-12-31T23:59:59Z") from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+@command(app, "list")
+def list_page(
+    session: Session,
+    tenant: TenantName,
+    *,
+    project: Annotated[str | None, Option(metavar="PROJECT", help="Only of this project.")] = None,
+    outcome: Annotated[str | None, Option(metavar="WORD", help="Only with this outcome.")] = None,
+    reason: Annotated[str | None, Option(metavar="WORD", help="Only with this reason.")] = None,
+    since: Annotated[
+        datetime | None, Option(metavar="TIME", parser=parse_time, help="Only from this time on (ISO 8601).")
+    ] = None,
+    before: Annotated[int | None, Option(metavar="ID", help="The events before this one.")] = None,
+    after: Annotated[int | None, Option(metavar="ID", help="The events behind this one.")] = None,
+    limit: Annotated[int, Option(min=1, max=MAX_PAGE_ROWS, help="How many at most.")] = DEFAULT_ROWS,
+) -> None:
+    """Show a tenant's audit trail, the newest last."""
+    if before is not None and after is not None:
+        raise BadParameter("give --before or --after, not both")
+    wanted = AuditFilter(project=project, reason=reason, outcome=outcome, since=since)
+    events = session.transact(
+        lambda connection: audit.page(connection, tenant, wanted, rows=limit, before=before, after=after)
+    )
+    rows = [record(event) for event in events]
+    if session.as_json:
+        print_json({"tenant": tenant, "events": rows})
+    else:
+        print_table([row | {"about": _about(row)} for row in rows], COLUMNS)
+
+
+def _about(row: dict[str, Any]) -> object:
+    """What an event is about: an envelope's identity, or an act's details."""
+    return row["eventIdentity"] or row["detail"]

@@ -1,0 +1,146 @@
+"""What every command has in common: its options, its way to the database, and how it fails.
+
+@command(app, "list")
+def list_tenants(session: Session) -> None:
+    rows = session.transact(tenants.list_all)
+"""
+
+import asyncio
+import errno
+import os
+import pwd
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import Signature, signature
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import psycopg
+import structlog
+from typer import Argument, Exit, Option, Typer, echo
+
+from postseal import logs
+from postseal.admin.actor import Actor
+from postseal.errors import PostsealError, Unavailable
+from postseal.postgres.access import open_access
+from postseal.postgres.database import Connection, Database, Part
+from postseal.settings import Settings, load_settings
+
+T = TypeVar("T")
+
+SECONDS_A_MINUTE, SECONDS_A_DAY = 60, 86_400
+
+TenantName = Annotated[str, Argument(metavar="TENANT", help="The tenant.", show_default=False)]
+ProjectName = Annotated[str, Argument(metavar="PROJECT", help="The project.", show_default=False)]
+DeviceName = Annotated[str, Argument(metavar="DEVICE", help="The device.", show_default=False)]
+ProjectNames = Annotated[
+    list[str], Option("--project", metavar="PROJECT", help="A project; may be given again.", show_default=False)
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One command's run."""
+
+    settings: Settings
+    as_json: bool
+
+    @property
+    def actor(self) -> Actor:
+        """Whoever runs the command, as the operating system knows them."""
+        uid = os.geteuid()
+        try:
+            return Actor(f"os:{pwd.getpwuid(uid).pw_name}")
+        except KeyError:
+            return Actor(f"os:{uid}")
+
+    @property
+    def credential_lifetime_s(self) -> int:
+        """How long a credential that is made now lives."""
+        return self.settings.credential_days * SECONDS_A_DAY
+
+    @property
+    def invitation_lifetime_s(self) -> int:
+        """How long a code that is made now lives."""
+        return self.settings.invitation_minutes * SECONDS_A_MINUTE
+
+    def transact(self, act: Callable[[Connection], Awaitable[T]]) -> T:
+        """The result of one administrator's act, committed for certain."""
+        return self.run(Part.ADMIN, lambda database: database.transact(act))
+
+    def run(self, part: Part, flow: Callable[[Database], Awaitable[T]]) -> T:
+        """The result of `flow`, which works on the database as one part of the service."""
+
+        async def flow_on(conninfo: str) -> T:
+            async with Database(conninfo, prepare=self.settings.prepared_statements, size=1) as database:
+                return await flow(database)
+
+        with open_access(self.settings, log=structlog.get_logger()) as access:
+            access.check()
+            return asyncio.run(flow_on(access.of(part)))
+
+
+def open_session(
+    *,
+    as_json: Annotated[bool, Option("--json", help="Print JSON on stdout, for programs.")] = False,
+    data_dir: Annotated[
+        str | None,
+        Option(metavar="FOLDER", help="Home of the embedded database; a service that runs there is joined."),
+    ] = None,
+    database_url: Annotated[
+        str | None,
+        Option(metavar="URL", help="PostgreSQL to use instead. Better in POSTSEAL_DATABASE_URL if secret."),
+    ] = None,
+    config: Annotated[Path | None, Option(metavar="FILE", help="Settings in a TOML file.")] = None,
+) -> Session:
+    """The session of a command, from the options that every command has, the environment and the settings file."""
+    overrides = {"data_dir": data_dir, "database_url": database_url}
+    return Session(load_settings(os.environ, config, overrides), as_json)
+
+
+def command(app: Typer, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add a function to `app` as the command `name`.
+
+    Its first parameter is the Session; Typer reads its options and arguments from the others.
+    """
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        common = signature(open_session).parameters
+        _, *own = signature(function).parameters.values()
+
+        def run(**given: Any) -> None:
+            with one_line_errors():
+                logs.configure("error")
+                session = open_session(**{option: given.pop(option) for option in common})
+                function(session, **given)
+
+        run.__doc__ = function.__doc__
+        run.__signature__ = Signature([*own, *common.values()])  # pyright: ignore[reportFunctionMemberAccess] - inspect.signature reads it
+        app.command(name)(run)
+        return function
+
+    return add
+
+
+@contextmanager
+def one_line_errors() -> Generator[None]:
+    """Turn every failure that is not a bug of ours into one line on stderr and exit code 1."""
+    try:
+        yield
+    except Unavailable as error:
+        _fail(f"{error}; nothing is known to be done: look, and try again")
+    except PostsealError as error:
+        _fail(str(error))
+    except psycopg.Error as error:
+        # The primary message alone: the others quote rows and parameters.
+        _fail(f"the database refused: {error.diag.message_primary or type(error).__name__}")
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        _fail(f"{error.filename or 'input or output'}: {error.strerror or type(error).__name__}")
+
+
+def _fail(line: str) -> NoReturn:
+    echo(f"postseal: {' '.join(line.split())}", err=True)
+    raise Exit(1) from None

@@ -1,0 +1,152 @@
+"""`postseal device`: invite, enroll, list, retire."""
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+from typer import BadParameter, Option, Typer, echo
+
+from postseal.admin import devices
+from postseal.admin.devices import Invitation
+from postseal.cli.command import DeviceName, ProjectNames, Session, TenantName, command
+from postseal.cli.output import print_json, print_record, print_table, record
+from postseal.enrolment import Enrolled, enrol
+from postseal.envelope import ed25519
+from postseal.envelope.enrolment import prove
+from postseal.errors import AdminError
+from postseal.outcomes import Reason
+from postseal.postgres.database import Database, Part
+
+Account = Annotated[str | None, Option(metavar="ACCOUNT", help="The account of a new device; by default its own id.")]
+AddKey = Annotated[bool, Option("--add-key", help="Bring a further key, or further projects, to a device that exists.")]
+
+app = Typer()
+
+
+@command(app, "invite")
+def invite(
+    session: Session,
+    tenant: TenantName,
+    device: DeviceName,
+    project: ProjectNames,
+    *,
+    account: Account = None,
+    add_key: AddKey = False,
+) -> None:
+    """Make a one-time code with which a device enrolls itself."""
+
+    async def flow(database: Database) -> Invitation:
+        return await _invite(session, database, tenant, device, project, account=account, add_key=add_key)
+
+    invitation = record(session.run(Part.ADMIN, flow))
+    if session.as_json:
+        print_json(invitation)
+    else:
+        print_record(invitation)
+
+
+@command(app, "enroll")
+def enroll(
+    session: Session,
+    tenant: TenantName,
+    device: DeviceName,
+    project: ProjectNames,
+    *,
+    generate: Annotated[bool, Option("--generate", help="Make a new key; it must be asked for.")] = False,
+    key_out: Annotated[
+        Path, Option(metavar="FILE", help="Where the private key goes; never overwritten.", show_default=False)
+    ],
+    account: Account = None,
+    add_key: AddKey = False,
+) -> None:
+    """Invite and enroll a device in one go, with its new key on this machine."""
+    if not generate:
+        raise BadParameter("say --generate: this command makes the key itself; else use `device invite`")
+    seed = ed25519.generate()
+    public_key = ed25519.public_key(seed)
+
+    async def flow(database: Database) -> Enrolled:
+        with _new_key_file(key_out, seed):
+            invitation = await _invite(session, database, tenant, device, project, account=account, add_key=add_key)
+            keyid = ed25519.thumbprint(public_key)
+            proof = prove(seed, code=invitation.code, device=device, keyid=keyid, tenant=tenant)
+            return await enrol(
+                database,
+                code=invitation.code,
+                public_key=public_key,
+                proof=proof,
+                credential_lifetime_s=session.credential_lifetime_s,
+            )
+
+    enrolled = record(session.run(Part.ADMIN, flow)) | {"keyFile": str(key_out)}
+    if session.as_json:
+        print_json(enrolled)
+    else:
+        print_record(enrolled)
+
+
+@command(app, "list")
+def list_all(session: Session, tenant: TenantName) -> None:
+    """Show the devices of a tenant."""
+    found = session.transact(lambda connection: devices.list_of_tenant(connection, tenant))
+    rows = [record(row) for row in found]
+    if session.as_json:
+        print_json({"tenant": tenant, "devices": rows})
+    else:
+        print_table(rows, ("device", "account", "projects", "createdAtMs", "retiredAtMs"))
+
+
+@command(app, "retire")
+def retire(session: Session, tenant: TenantName, device: DeviceName) -> None:
+    """Take nothing new from a device, for ever. Its id is never used again."""
+    session.transact(lambda connection: devices.retire(connection, session.actor, tenant, device))
+    if session.as_json:
+        print_json({"tenant": tenant, "device": device})
+    else:
+        echo(f"device {device} of tenant {tenant} retired")
+
+
+async def _invite(
+    session: Session,
+    database: Database,
+    tenant: str,
+    device: str,
+    projects: list[str],
+    *,
+    account: str | None,
+    add_key: bool,
+) -> Invitation:
+    return await database.transact(
+        lambda connection: devices.invite(
+            connection,
+            session.actor,
+            tenant,
+            device,
+            projects=projects,
+            lifetime_s=session.invitation_lifetime_s,
+            account=account,
+            adds_key=add_key,
+        )
+    )
+
+
+@contextmanager
+def _new_key_file(path: Path, seed: bytes) -> Generator[None]:
+    """Keep the private key in a new file of the owner's alone before it is used; removed if its use fails."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise AdminError(
+            Reason.CONFLICT, f"{path} exists already and is not overwritten: choose another file"
+        ) from None
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(ed25519.seed_to_pem(seed))
+            file.flush()
+            os.fsync(file.fileno())
+        yield
+    except BaseException:
+        path.unlink()
+        raise

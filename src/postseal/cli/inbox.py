@@ -1,0 +1,110 @@
+"""`postseal inbox`: tail.
+
+Whoever may open the database reads as a consumer does: through each stream's contiguous cursor, in order, with what
+expired and what the replay floor closed in its place.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import msgspec
+from typer import BadParameter, Option, Typer, echo
+
+from postseal.admin.names import require_projects
+from postseal.cli.command import ProjectName, Session, TenantName, command
+from postseal.cli.output import print_json, text
+from postseal.identity.verified import Role, VerifiedIdentity
+from postseal.postgres.database import Database, Part
+from postseal.postgres.reading import EnvelopeRow, StreamRow
+from postseal.reading import Closed, Page, read_page, read_stream, read_streams
+
+PAGE_STREAMS = 500
+PAGE_ENVELOPES = 500
+POLL_S = 0.5
+
+app = Typer()
+
+
+class _Data(msgspec.Struct):
+    kind: str
+
+
+class _Payload(msgspec.Struct):
+    data: _Data
+
+
+@command(app, "tail")
+def tail(
+    session: Session,
+    tenant: TenantName,
+    project: ProjectName,
+    *,
+    producer: Annotated[str | None, Option(metavar="PRODUCER", help="Only what this device sent.")] = None,
+    after: Annotated[int, Option(metavar="SEQUENCE", min=0, help="Begin behind it; with --producer.")] = 0,
+    follow: Annotated[bool, Option("--follow", help="Go on with what arrives, until interrupted.")] = False,
+) -> None:
+    """Show what devices have sent to a project, each stream in its order."""
+    if after and producer is None:
+        raise BadParameter("--after counts in one stream: name it with --producer")
+    reader = VerifiedIdentity(
+        tenant, session.actor.account, None, Role.CONSUMER, session.actor.account, frozenset({project})
+    )
+
+    async def flow(database: Database) -> None:
+        await database.transact(lambda connection: require_projects(connection, tenant, [project]))
+        positions: dict[str, int] = {}
+        while True:
+            async for stream in _streams(database, reader, project, producer):
+                position = positions.get(stream.producer, after)
+                async for page in _pages(database, reader, project, stream, position):
+                    for item in page.items:
+                        _print(session, stream.producer, item)
+                    positions[stream.producer] = page.next_after
+            if not follow:
+                return
+            await asyncio.sleep(POLL_S)
+
+    session.run(Part.INGEST, flow)
+
+
+async def _streams(
+    database: Database, reader: VerifiedIdentity, project: str, producer: str | None
+) -> AsyncIterator[StreamRow]:
+    if producer is not None:
+        yield await read_stream(database, reader, project, producer)
+        return
+    page = await read_streams(database, reader, project, after="", limit=PAGE_STREAMS)
+    while page:
+        for stream in page:
+            yield stream
+        page = await read_streams(database, reader, project, after=page[-1].producer, limit=PAGE_STREAMS)
+
+
+async def _pages(
+    database: Database, reader: VerifiedIdentity, project: str, stream: StreamRow, after: int
+) -> AsyncIterator[Page]:
+    """What stands behind `after`, at least as far as the stream was seen; each page comes nearer to its end."""
+    while after < stream.cursor.contiguous:
+        page = await read_page(database, reader, project, stream.producer, after=after, limit=PAGE_ENVELOPES)
+        yield page
+        after = page.next_after
+
+
+def _print(session: Session, producer: str, item: EnvelopeRow | Closed) -> None:
+    if isinstance(item, Closed):
+        line: dict[str, Any] = {"from": item.first, "to": item.last, "closed": True}
+        words = [f"{item.first}-{item.last}", "closed by the floor"]
+    else:
+        identity, kind = item.event_identity.hex(), _kind(item.payload)
+        line = {"sequence": item.sequence, "acceptedAtMs": item.accepted_at, "eventIdentity": identity}
+        line |= {"expired": True} if kind is None else {"kind": kind}
+        words = [str(item.sequence), text(item.accepted_at), identity, kind or "expired"]
+    if session.as_json:
+        print_json({"producer": producer} | line)
+    else:
+        echo("  ".join([producer, *words]))
+
+
+def _kind(payload: bytes | None) -> str | None:
+    return None if payload is None else msgspec.json.decode(payload, type=_Payload).data.kind

@@ -1,0 +1,50 @@
+"""`postseal key`: list, retire, revoke."""
+
+from typing import Annotated
+
+from typer import Argument, Option, Typer, echo
+
+from postseal.admin import keys
+from postseal.cli.command import Session, TenantName, command
+from postseal.cli.output import age, print_json, print_table, record
+
+KeyId = Annotated[str, Argument(metavar="KEYID", help="The key's id.", show_default=False)]
+
+app = Typer()
+
+
+@command(app, "list")
+def list_all(
+    session: Session,
+    tenant: TenantName,
+    *,
+    device: Annotated[str | None, Option(metavar="DEVICE", help="Only the keys of this device.")] = None,
+) -> None:
+    """Show the keys of a tenant's devices, with their state and age."""
+    found = session.transact(lambda connection: keys.list_of_tenant(connection, tenant, device))
+    if session.as_json:
+        print_json({"tenant": tenant, "keys": [record(row) for row in found]})
+    else:
+        rows = [record(row) | {"age": age(row.age_s)} for row in found]
+        print_table(rows, ("keyid", "device", "state", "age", "registeredAtMs", "changedAtMs"))
+
+
+@command(app, "retire")
+def retire(session: Session, tenant: TenantName, keyid: KeyId) -> None:
+    """Let a key bring nothing new; what it signed still verifies."""
+    session.transact(lambda connection: keys.retire(connection, session.actor, tenant, keyid))
+    _tell(session, tenant, keyid, keys.VERIFY_ONLY)
+
+
+@command(app, "revoke")
+def revoke(session: Session, tenant: TenantName, keyid: KeyId) -> None:
+    """Revoke a key that may be in wrong hands: from now on it brings nothing new."""
+    session.transact(lambda connection: keys.revoke(connection, session.actor, tenant, keyid))
+    _tell(session, tenant, keyid, keys.REVOKED)
+
+
+def _tell(session: Session, tenant: str, keyid: str, state: str) -> None:
+    if session.as_json:
+        print_json({"tenant": tenant, "keyid": keyid, "state": state})
+    else:
+        echo(f"key {keyid} is {state}")

@@ -1,0 +1,41 @@
+"""`postseal migrate`: bring the database up to date."""
+
+from typing import Annotated
+
+import structlog
+from typer import Option, Typer, echo
+
+from postseal.cli.command import Session, command
+from postseal.cli.output import print_json
+from postseal.postgres.access import Access, connect_at_startup, open_access
+from postseal.postgres.migrate import Migration, pending
+
+app = Typer()
+
+
+@command(app, "migrate")
+def migrate(
+    session: Session,
+    *,
+    plan: Annotated[bool, Option("--plan", help="Only show what would be applied.")] = False,
+) -> None:
+    """Bring the database up to date, as its owner; an embedded one is whenever it is opened."""
+    with open_access(session.settings, log=structlog.get_logger()) as access:
+        migrations = _pending(access) if plan else _apply(access)
+    if session.as_json:
+        print_json({"pending" if plan else "applied": [migration.name for migration in migrations]})
+        return
+    for migration in migrations:
+        echo(f"{'would apply' if plan else 'applied'} {migration.name}")
+    if not migrations:
+        echo("the database is up to date")
+
+
+def _pending(access: Access) -> list[Migration]:
+    with connect_at_startup(access.owner) as connection:
+        return pending(connection)
+
+
+def _apply(access: Access) -> list[Migration]:
+    access.passfile.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return access.migrate()

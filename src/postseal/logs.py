@@ -1,0 +1,39 @@
+"""Logs on stderr: one line an event, JSON unless a person is watching.
+
+What libraries log through the standard library comes out the same way. No event carries a credential, a code, a key, a
+signature or a payload.
+"""
+
+import logging
+import sys
+
+import structlog
+
+FIRST: tuple[structlog.typing.Processor, ...] = (
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+)
+
+
+def configure(level: str) -> None:
+    """Write events of `level` (debug, info, warning or error) and above to stderr, from here on."""
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=[*FIRST, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=FIRST, processors=_last_processors()))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(threshold)
+
+
+def _last_processors() -> list[structlog.typing.Processor]:
+    strip = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    if sys.stderr.isatty():
+        return [strip, structlog.dev.ConsoleRenderer()]
+    return [strip, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]

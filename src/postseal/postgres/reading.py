@@ -1,0 +1,140 @@
+"""What devices and consumers read: where streams stand, what they hold, and who signed it."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import LiteralString
+
+from postseal.postgres.ingest import StreamKey, bitmap_from_bytes
+from postseal.postgres.transaction import Connection
+from postseal.rules.stream import Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """A stream as it stands."""
+
+    key: StreamKey
+    producer: str
+    retired: bool
+    cursor: Cursor
+
+
+LIST_STREAMS: LiteralString = """
+SELECT stream, producer, retired, floor, contiguous, highest, above
+FROM streams
+WHERE tenant = %(tenant)s AND project = %(project)s AND producer > %(after)s
+ORDER BY producer LIMIT %(limit)s
+"""
+
+
+async def list_streams(connection: Connection, *, tenant: str, project: str, after: str, limit: int) -> list[StreamRow]:
+    """A project's streams in the order of their producers, from the first one behind `after` on."""
+    parameters = {"tenant": tenant, "project": project, "after": after, "limit": limit}
+    cursor = await connection.execute(LIST_STREAMS, parameters)
+    return [_stream(tenant, *row) for row in await cursor.fetchall()]
+
+
+FIND_STREAM: LiteralString = """
+SELECT stream, producer, retired, floor, contiguous, highest, above
+FROM streams WHERE tenant = %(tenant)s AND project = %(project)s AND producer = %(producer)s
+"""
+
+
+async def find_stream(connection: Connection, *, tenant: str, project: str, producer: str) -> StreamRow | None:
+    """One stream, if there is such."""
+    parameters = {"tenant": tenant, "project": project, "producer": producer}
+    row = await (await connection.execute(FIND_STREAM, parameters)).fetchone()
+    return None if row is None else _stream(tenant, *row)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvelopeRow:
+    """A retained envelope. `payload` and `signature` are None once they expired; see `read_envelopes` for `fits`."""
+
+    sequence: int
+    event_identity: bytes
+    accepted_at: datetime
+    keyid: str
+    fits: bool
+    payload: bytes | None
+    signature: bytes | None
+
+
+# The innermost query is bounded by its LIMIT before anything is summed. An envelope whose time is over reads as
+# expired whether or not the sweep has been there.
+READ_ENVELOPES: LiteralString = """
+SELECT sequence, event_identity, accepted_at, keyid, fits,
+       CASE WHEN fits THEN payload END, CASE WHEN fits THEN signature END
+FROM (
+    SELECT *, coalesce(sum(octet_length(payload)) OVER before, 0) < %(max_bytes)s AS fits
+    FROM (
+        SELECT i.sequence, i.event_identity, i.accepted_at, i.keyid, p.payload, p.signature
+        FROM identities i
+        LEFT JOIN payloads p ON p.tenant = i.tenant AND p.stream = i.stream AND p.sequence = i.sequence
+                            AND (p.expires_at IS NULL OR clock_timestamp() < p.expires_at)
+        WHERE i.tenant = %(tenant)s AND i.stream = %(stream)s
+          AND %(after)s < i.sequence AND i.sequence <= %(through)s
+        ORDER BY i.sequence LIMIT %(limit)s
+    ) AS page
+    WINDOW before AS (ORDER BY sequence ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+) AS measured
+ORDER BY sequence
+"""
+
+
+async def read_envelopes(
+    connection: Connection, stream: StreamKey, *, after: int, through: int, limit: int, max_bytes: int
+) -> list[EnvelopeRow]:
+    """At most `limit` retained envelopes with `after` < sequence <= `through`, in order.
+
+    `fits` is false from the first one before which payloads of `max_bytes` were read; theirs are left out.
+    """
+    parameters = {
+        "tenant": stream.tenant,
+        "stream": stream.stream,
+        "after": after,
+        "through": through,
+        "limit": limit,
+        "max_bytes": max_bytes,
+    }
+    cursor = await connection.execute(READ_ENVELOPES, parameters)
+    return [EnvelopeRow(*row) for row in await cursor.fetchall()]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    """A key of a producer's; `state` "removed" is a tombstone."""
+
+    keyid: str
+    public_key: bytes
+    state: str
+    accept_until: datetime | None
+    registered_at: datetime
+    changed_at: datetime
+
+
+LIST_KEYS: LiteralString = """
+SELECT keyid, public_key, state, accept_until, registered_at, changed_at
+FROM keys WHERE tenant = %(tenant)s AND device = %(device)s
+ORDER BY registered_at, keyid
+"""
+
+
+async def list_keys(connection: Connection, *, tenant: str, device: str) -> list[KeyRow]:
+    """All keys that a device ever had, oldest first."""
+    cursor = await connection.execute(LIST_KEYS, {"tenant": tenant, "device": device})
+    return [KeyRow(*row) for row in await cursor.fetchall()]
+
+
+def _stream(
+    tenant: str,
+    stream: int,
+    producer: str,
+    retired: bool,
+    floor: int,
+    contiguous: int,
+    highest: int,
+    above: bytes,
+) -> StreamRow:
+    cursor = Cursor(floor, contiguous, highest, bitmap_from_bytes(above))
+    return StreamRow(StreamKey(tenant, stream), producer, retired, cursor)

@@ -1,0 +1,88 @@
+"""Taking a body in, so that no length that is declared, left out or wrong makes us hold more than we said.
+
+The decoded bytes are counted as they come, and nothing is read beyond the cap. What is held for callers who are not
+known yet is counted over all of them, apart from what known callers send, so that strangers cannot use that up.
+In order: the declared length, the media type and encoding, then each part's size, room and time.
+"""
+
+from starlette.types import Receive, Scope
+
+from postseal.errors import PostsealError, Refused
+from postseal.outcomes import Reason
+from postseal.web.head import Head
+
+TIMED_OUT = "postseal.timed_out"
+"""The key of a request's state under which its connection says that the time to receive it is over."""
+
+
+class BodyRefused(Refused):
+    """A body was not taken. `received` is what of it had come."""
+
+    def __init__(self, reason: Reason, detail: str, received: bytes = b"") -> None:
+        super().__init__(reason, detail)
+        self.received = received
+
+
+class ClientGone(PostsealError):
+    """The client went away before its request was whole; there is nobody to answer."""
+
+
+class HeldBytes:
+    """Bytes of bodies that are held at once, up to `limit_bytes`."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._free_bytes = limit_bytes
+
+    def take(self, size_bytes: int) -> bool:
+        """Hold so many more, if there is room for them."""
+        if size_bytes > self._free_bytes:
+            return False
+        self._free_bytes -= size_bytes
+        return True
+
+    def release(self, size_bytes: int) -> None:
+        """Let go of what was taken."""
+        self._free_bytes += size_bytes
+
+
+async def receive_body(
+    scope: Scope, receive: Receive, head: Head, *, media_type: bytes, cap_bytes: int, held: HeldBytes
+) -> bytes:
+    """The whole body, whose size the caller gives back to `held` once it is done with it.
+
+    Raises BodyRefused and ClientGone, and then holds nothing.
+    """
+    if head.declared_bytes > cap_bytes:
+        raise _too_large(cap_bytes)
+    if head.encoded:
+        raise BodyRefused(Reason.UNSUPPORTED_MEDIA_TYPE, "a body is sent as it is, without any encoding")
+    if head.media_type != media_type:
+        raise BodyRefused(Reason.UNSUPPORTED_MEDIA_TYPE, f"the media type must be {media_type.decode()}")
+    body = bytearray()
+    try:
+        while await _receive_part(scope, receive, body, cap_bytes, held):
+            pass
+    except PostsealError:
+        held.release(len(body))
+        raise
+    return bytes(body)
+
+
+async def _receive_part(scope: Scope, receive: Receive, body: bytearray, cap_bytes: int, held: HeldBytes) -> bool:
+    """Add the next part, which is held, to `body`; whether there is more to come."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    part: bytes = message["body"]
+    if len(body) + len(part) > cap_bytes:
+        raise _too_large(cap_bytes, bytes(body))
+    if not held.take(len(part)):
+        raise BodyRefused(Reason.UNAVAILABLE, "too many bodies are on their way", bytes(body))
+    body += part
+    if message["more_body"] and scope["state"].get(TIMED_OUT):
+        raise BodyRefused(Reason.REQUEST_TIMEOUT, "the body did not arrive in time", bytes(body))
+    return message["more_body"]
+
+
+def _too_large(cap_bytes: int, received: bytes = b"") -> BodyRefused:
+    return BodyRefused(Reason.BODY_TOO_LARGE, f"a body has at most {cap_bytes} bytes here", received)

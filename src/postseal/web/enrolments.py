@@ -1,0 +1,102 @@
+"""`POST /v1/enrolments`: a one-time code, a public key and its proof become a device's credential.
+
+Every attempt is charged to its network peer before its body is read, and given back when it was welcome: a code has
+too many random bits to be guessed, but a guess costs us the verification of a signature.
+"""
+
+import base64
+import binascii
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from postseal.door import Door
+from postseal.enrolment import enrol
+from postseal.errors import Refused
+from postseal.outcomes import Reason
+from postseal.postgres.database import Database
+from postseal.web import documents
+from postseal.web.body import HeldBytes, receive_body
+from postseal.web.head import read_head
+from postseal.web.peer import TrustedProxies
+
+MAX_ENROLMENT_BYTES = 4096
+
+
+class _Enrolment(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    code: Annotated[str, Meta(min_length=1, max_length=200)]
+    public_key: Annotated[str, Meta(min_length=43, max_length=43)]
+    proof: Annotated[str, Meta(min_length=86, max_length=86)]
+
+
+_ENROLMENT = msgspec.json.Decoder(_Enrolment)
+
+
+class EnrolmentCalls:
+    """Enrolment over HTTP. `database` is the administrators' part."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        door: Door,
+        proxies: TrustedProxies,
+        held: HeldBytes,
+        credential_lifetime_s: int,
+    ) -> None:
+        self._database = database
+        self._door = door
+        self._proxies = proxies
+        self._held = held
+        self._credential_lifetime_s = credential_lifetime_s
+
+    async def post(self, request: Request) -> Response:
+        """Enrol a device."""
+        head = read_head(request.scope, self._proxies)
+        charged = self._door.charge(head.peer)
+        body = await receive_body(
+            request.scope,
+            request.receive,
+            head,
+            media_type=b"application/json",
+            cap_bytes=MAX_ENROLMENT_BYTES,
+            held=self._held,
+        )
+        try:
+            wanted = _read(body)
+            enrolled = await enrol(
+                self._database,
+                code=wanted.code,
+                public_key=_from_base64url(wanted.public_key),
+                proof=_from_base64url(wanted.proof),
+                credential_lifetime_s=self._credential_lifetime_s,
+            )
+        finally:
+            self._held.release(len(body))
+        self._door.give_back(charged)
+        return documents.json_response(documents.of_enrolled(enrolled))
+
+
+def _read(body: bytes) -> _Enrolment:
+    try:
+        return _ENROLMENT.decode(body)
+    except (ValueError, RecursionError):
+        raise _invalid() from None
+
+
+def _from_base64url(text: str) -> bytes:
+    try:
+        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (ValueError, binascii.Error):
+        raise _invalid() from None
+    if documents.base64url(raw) != text:
+        raise _invalid()
+    return raw
+
+
+def _invalid() -> Refused:
+    detail = "the body must be a JSON object with code, publicKey and proof, the latter two in base64url"
+    return Refused(Reason.REQUEST_INVALID, detail)

@@ -1,0 +1,94 @@
+"""The two hot calls, as plain ASGI: `POST /v1/envelopes` and `POST /v1/envelopes/batch`.
+
+A body that the adapter refuses is handed to the inbox all the same, so that a known caller's refusal is audited before
+it is answered.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from postseal.commit import Refusal
+from postseal.door import Door
+from postseal.envelope.dsse import ENVELOPE_MEDIA_TYPE
+from postseal.inbox import MAX_BATCH_BYTES, Inbound, Inbox
+from postseal.web import answers
+from postseal.web.body import BodyRefused, HeldBytes, receive_body
+from postseal.web.head import Head, read_head
+from postseal.web.peer import TrustedProxies
+from postseal.web.refusals import log_refusal
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    media_type: bytes
+    cap_bytes: int
+    receive: Callable[[Inbound], Awaitable[answers.Answer]]
+
+
+class EnvelopeCalls:
+    """Takes envelopes in over HTTP."""
+
+    def __init__(
+        self,
+        *,
+        inbox: Inbox,
+        door: Door,
+        proxies: TrustedProxies,
+        max_envelope_bytes: int,
+        held_for_strangers: HeldBytes,
+        held_for_known: HeldBytes,
+    ) -> None:
+        self._inbox = inbox
+        self._door = door
+        self._proxies = proxies
+        self._held_for_strangers = held_for_strangers
+        self._held_for_known = held_for_known
+        self._single = _Kind(ENVELOPE_MEDIA_TYPE.encode(), max_envelope_bytes, self._receive_single)
+        self._batch = _Kind(b"application/x-ndjson", MAX_BATCH_BYTES, self._receive_batch)
+
+    async def post_single(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One envelope."""
+        await self._post(self._single, scope, receive, send)
+
+    async def post_batch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Up to 100 envelopes, one a line."""
+        await self._post(self._batch, scope, receive, send)
+
+    async def _post(self, kind: _Kind, scope: Scope, receive: Receive, send: Send) -> None:
+        head = read_head(scope, self._proxies)
+        known = self._door.recall(head.credential) is not None
+        held = self._held_for_known if known else self._held_for_strangers
+        try:
+            body = await receive_body(
+                scope, receive, head, media_type=kind.media_type, cap_bytes=kind.cap_bytes, held=held
+            )
+        except BodyRefused as refused:
+            await answers.send_answer(send, await self._refuse(head, refused))
+            return
+        try:
+            answer = await kind.receive(Inbound(head.peer, head.credential, body))
+        finally:
+            held.release(len(body))
+        await answers.send_answer(send, answer)
+
+    async def _receive_single(self, inbound: Inbound) -> answers.Answer:
+        verdict = await self._inbox.receive(inbound)
+        if isinstance(verdict, Refusal):
+            log_refusal(verdict, self._door.recall(inbound.credential), inbound.peer)
+        return answers.of_verdict(verdict)
+
+    async def _receive_batch(self, inbound: Inbound) -> answers.Answer:
+        verdicts = await self._inbox.receive_batch(inbound)
+        refusals = [verdicts] if isinstance(verdicts, Refusal) else verdicts
+        for refusal in refusals:
+            if isinstance(refusal, Refusal):
+                log_refusal(refusal, self._door.recall(inbound.credential), inbound.peer)
+        return answers.of_refusal(verdicts) if isinstance(verdicts, Refusal) else answers.of_batch(verdicts)
+
+    async def _refuse(self, head: Head, refused: BodyRefused) -> answers.Answer:
+        inbound = Inbound(head.peer, head.credential, refused.received)
+        refusal = await self._inbox.refuse(inbound, refused.reason, refused.detail)
+        log_refusal(refusal, self._door.recall(head.credential), head.peer)
+        return answers.of_refusal(refusal)

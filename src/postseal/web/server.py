@@ -1,0 +1,116 @@
+"""Listening: a socket, uvicorn's protocol behind it, and an end that answers what is in flight.
+
+The socket is bound apart from everything else, so that several processes can share one. Whoever runs this listens for
+signals, chooses the event loop (uvloop) and enters the service.
+"""
+
+import asyncio
+import contextlib
+import resource
+import socket
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from email.utils import formatdate
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from postseal.errors import StartupError
+from postseal.service import Service
+from postseal.web.app import App
+from postseal.web.connection import IDLE_S, BoundedHttp, Bounds
+
+BACKLOG = 1024
+MAX_CONNECTIONS = 4000
+SPARE_DESCRIPTORS = 128
+"""What is left of the limit on open files for the database, logs and accepting."""
+GRACE_S = 10.0
+"""How long the requests in flight may take once the end has come."""
+LOOK_EVERY_S = 0.02
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. StartupError if it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise StartupError(f"cannot listen on {host} port {port}: {error.strerror}") from None
+
+
+def address_of(listener: socket.socket) -> str:
+    """The URL at which a socket of ours is reached."""
+    host, port, *_ = listener.getsockname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(
+    service: Service,
+    listener: socket.socket,
+    *,
+    stop: asyncio.Event,
+    ready: Callable[[str], None] = lambda _address: None,
+) -> None:
+    """Serve until `stop` is set, or this is cancelled; `ready` is told the address once requests are answered."""
+    async with listening(service, listener) as address:
+        ready(address)
+        await stop.wait()
+
+
+@asynccontextmanager
+async def listening(service: Service, listener: socket.socket) -> AsyncGenerator[str]:
+    """Answer requests on `listener`, which is closed at the end, when what is in flight has been answered."""
+    app = App(service)
+    config = Config(
+        app,
+        http=BoundedHttp,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=IDLE_S,
+    )
+    config.load()
+    state = ServerState()
+    bounds = Bounds(service.settings.receive_deadline_s, _max_connections())
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: BoundedHttp(config, state, {}, bounds), sock=listener)
+    dating = asyncio.create_task(_keep_date(state))
+    try:
+        yield address_of(listener)
+    finally:
+        app.stopping.set()
+        server.close()
+        await _finish(state)
+        dating.cancel()
+
+
+async def _finish(state: ServerState) -> None:
+    """Let requests in flight be answered, and cut off what is left after the grace."""
+    for connection in list(state.connections):
+        connection.shutdown()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(GRACE_S):
+            while state.connections or state.tasks:  # noqa: ASYNC110 - uvicorn keeps two sets and no event
+                await asyncio.sleep(LOOK_EVERY_S)
+    for connection in list(state.connections):
+        connection.transport.abort()
+    for task in list(state.tasks):
+        task.cancel()
+    if state.tasks:
+        await asyncio.wait(state.tasks)
+
+
+async def _keep_date(state: ServerState) -> None:
+    """RFC 9110 wants a Date from whoever has a clock."""
+    while True:
+        state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        await asyncio.sleep(1)
+
+
+def _max_connections() -> int:
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(MAX_CONNECTIONS, open_files - SPARE_DESCRIPTORS))

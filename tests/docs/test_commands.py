@@ -1,0 +1,109 @@
+"""The commands of README and quickstart run as they stand there."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tables
+
+QUICKSTART = (tables.DOCS / "quickstart.md").read_text()
+BLOCKS = dict(re.findall(r"<!-- run: ([a-z]+) -->\n```sh\n(.*?)```", QUICKSTART, re.DOTALL))
+BIN = Path(sys.executable).parent
+LISTENING = "postseal listens on "
+STARTED_S = 60
+DONE_S = 60
+
+TYPED = ("names", "address", "invite", "enrol", "send", "again", "reorder", "look")
+
+
+def environment(home: Path) -> dict[str, str]:
+    """What a user's shell has, with a home of this test's, and a free port."""
+    return {
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "TMPDIR": str(home),
+        "POSTSEAL_DATA_DIR": str(home / "database"),
+        "POSTSEAL_PORT": "0",
+    }
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A folder that the database's account can enter, which it cannot in pytest's own as root."""
+    folder = Path(tempfile.mkdtemp(prefix="postseal-docs-"))
+    folder.chmod(0o711)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def address(home: Path) -> Iterator[str]:
+    """The address of a service that was started as the quickstart says."""
+    program, verb = BLOCKS["serve"].split()
+    assert program == ".venv/bin/postseal"
+    command = [BIN / "postseal", verb]
+    with (
+        (home / "log").open("w+") as log,
+        subprocess.Popen(command, env=environment(home), stdout=subprocess.PIPE, stderr=log, text=True) as server,
+    ):
+        try:
+            assert server.stdout is not None
+            line = server.stdout.readline()
+            assert line.startswith(LISTENING), (home / "log").read_text()
+            yield line.removeprefix(LISTENING).strip()
+        finally:
+            server.terminate()
+            server.wait(timeout=STARTED_S)
+
+
+def documents(text: str) -> list[dict[str, object]]:
+    """The JSON objects of the lines that are one."""
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.timeout(STARTED_S + DONE_S)
+def test_quickstart(home: Path, address: str):
+    """Typed as it stands, it ends with four acknowledgements, a stream at 3, the audit and the inbox."""
+    blocks = BLOCKS | {"address": f"export POSTSEAL_URL={address}\n"}
+    script = "set -e\n" + "".join(f"{blocks[name]}\necho '== {name}'\n" for name in TYPED)
+    done = subprocess.run(
+        ["sh", "-c", script],
+        cwd=tables.ROOT,
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=DONE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = dict(zip(TYPED, re.split(r"^== [a-z]+$", done.stdout, flags=re.MULTILINE), strict=False))
+    [enrolled] = documents(said["enrol"])
+    assert (enrolled["tenant"], enrolled["device"], enrolled["projects"]) == ("acme", "device-01", ["apollo"])
+    answers = [answer for name in ("send", "again", "reorder") for answer in documents(said[name])]
+    assert [answer["outcome"] for answer in answers] == ["accepted", "duplicate", "gap", "reordered"]
+    assert answers[-1]["contiguousThrough"] == 3
+    assert re.search(r"^contiguousThrough +3$", said["look"], re.MULTILINE)
+    assert len(re.findall(r"^device-01 .* heartbeat$", said["look"], re.MULTILINE)) == 3
+    for word in ("tenant.create", "device.enrol", "accepted", "duplicate", "gap", "reordered"):
+        assert word in said["look"]
+    assert str(enrolled["credential"]) not in (home / "log").read_text() + said["look"]
+
+
+def test_every_block_of_the_quickstart_is_run():
+    """No block stands there that the test above leaves out, but the one that makes the environment."""
+    assert set(BLOCKS) == {"install", "serve", *TYPED}
+    assert QUICKSTART.count("```sh") == len(BLOCKS)
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/quickstart.md"])
+def test_make_targets_exist(page: str):
+    """Each `make` command of a page has its target."""
+    makefile = (tables.ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", (tables.ROOT / page).read_text(), re.MULTILINE)) <= targets
