@@ -24,7 +24,7 @@ class Device:
     tenant: str
     project: str
     name: str
-    seed: bytes
+    seed: bytes = field(repr=False)
     stream: int
     token: NewToken = field(repr=False)
 
@@ -47,7 +47,7 @@ class Device:
         } | changes
         return {name: value for name, value in members.items() if value is not ...}
 
-    def envelope(self, sequence: int, *, seed: bytes | None = None, **changes: Any) -> bytes:
+    def envelope(self, sequence: int, /, *, seed: bytes | None = None, **changes: Any) -> bytes:
         """The signed bytes of `payload`."""
         return signed(self.payload(sequence, **changes), seed or self.seed)
 

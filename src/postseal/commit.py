@@ -71,6 +71,9 @@ class Arrival(Struct, frozen=True, gc=False):
     signature: bytes
     correlation_id: bytes
 
+    def __repr__(self) -> str:
+        return f"Arrival({self.event_identity.hex()})"  # neither payload nor signature may get into a log
+
 
 class Rejection(Struct, frozen=True, gc=False):
     """A refusal from before check 5; only its audit event is to be committed."""

@@ -16,7 +16,7 @@ its audit event committed before it is answered; what was read before the signat
 import asyncio
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from postseal.commit import Arrival, Committer, Entry, Refusal, Rejection, Verdict
 from postseal.correlation import new_correlation_id
@@ -47,8 +47,8 @@ class Inbound:
     """A request as an adapter hands it over, its body within the body limit."""
 
     peer: str
-    credential: str | None
-    body: bytes
+    credential: str | None = field(repr=False)
+    body: bytes = field(repr=False)
 
 
 class Inbox:
@@ -107,6 +107,7 @@ class Inbox:
 
     async def refuse(self, inbound: Inbound, reason: Reason, detail: str) -> Refusal:
         """What the adapter refused before `receive()`, audited if its caller is known and within their limits."""
+        self._require_room()
         unaudited = Refusal(reason, new_correlation_id(), detail)
         try:
             caller = await self._door.identify(inbound.peer, inbound.credential)

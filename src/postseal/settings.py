@@ -60,7 +60,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     )
     kinds_dir: Annotated[
         str | None,
-        Meta(description="Folder of the JSON Schemas of the deployment's own kinds of payload; by default there are none"),
+        Meta(
+            description="Folder of the JSON Schemas of the deployment's own kinds of payload; by default there are none"
+        ),
     ] = None
     sync_permits_per_s: Annotated[
         float, Meta(gt=0, description="Envelopes a second that one device may send, refusals included")
@@ -101,9 +103,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 256
     ballast_mb: Annotated[
         int,
-        Meta(
-            ge=0, description="MiB of that disk kept for the embedded database's recovery once it is full; 0 for none"
-        ),
+        Meta(ge=0, description="MiB of that disk kept for the recovery of a database that filled it; 0 for none"),
     ] = 64
     log_level: Annotated[
         str, Meta(pattern=r"^(debug|info|warning|error)\Z", description="debug, info, warning or error")

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import psycopg
-from fleet import Device, as_owner
+from psycopg import sql
 
+from fleet import Device, as_owner
 from postseal.postgres.access import Access
 from postseal.postgres.database import Connection, Database
 
@@ -37,8 +38,9 @@ def trail(access: Access, tenant: str) -> list[tuple[str, str, dict[str, Any]]]:
 def counts(access: Access) -> dict[str, int]:
     """How many rows each table has that an act may write to."""
     tables = "tenants projects devices invitations credentials keys streams audit_events platform_audit_events"
+    count = sql.SQL("SELECT count(*) FROM {}")
     with as_owner(access) as owner:
-        return {table: scalar(owner, f"SELECT count(*) FROM {table}") for table in tables.split()}
+        return {table: scalar(owner, count.format(sql.Identifier(table))) for table in tables.split()}
 
 
 def scalar(connection: psycopg.Connection[Any], query: Any, parameters: Any = None) -> Any:
@@ -58,9 +60,7 @@ def locked_stream(access: Access, device: Device) -> Iterator[psycopg.Connection
 
 async def until_blocked(access: Access) -> None:
     """Return once some connection to this database waits for a lock."""
-    query = (
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    )
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     with as_owner(access) as owner:
         async with asyncio.timeout(DEADLINE_S):
             while not scalar(owner, query):

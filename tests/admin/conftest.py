@@ -11,7 +11,7 @@ from postseal.postgres.database import Database, Part
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """psycopg needs asyncio."""
+    """Psycopg needs asyncio."""
     return "asyncio"
 
 

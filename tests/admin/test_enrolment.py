@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from acts import counts, do, scalar, trail
-from fleet import as_owner
 
+from fleet import as_owner
 from postseal.admin import credentials, devices, keys, tenants
 from postseal.admin.actor import Actor
 from postseal.enrolment import Enrolled, enrol
@@ -38,17 +38,23 @@ class Applicant:
 
     @property
     def public_key(self) -> bytes:
+        """What it shows."""
         return ed25519.public_key(self.seed)
 
     @property
     def keyid(self) -> str:
+        """The key's id."""
         return ed25519.thumbprint(self.public_key)
 
     def proof(self, code: str) -> bytes:
+        """Its signature over the code and its own names."""
         return prove(self.seed, code=code, device=self.device, keyid=self.keyid, tenant=self.tenant)
 
     async def send(self, code: str, **changes: Any) -> Enrolled:
-        request = {"public_key": self.public_key, "proof": self.proof(code)} | changes
+        """Enrol; `changes` replaces what is sent."""
+        request = {"public_key": self.public_key, **changes}
+        if "proof" not in request:
+            request["proof"] = self.proof(code)
         return await enrol(self.database, code=code, credential_lifetime_s=LIFETIME_S, **request)
 
 
@@ -124,9 +130,7 @@ async def test_a_lost_answer_can_be_had_again(applicant: Applicant, access: Acce
 async def test_of_many_with_one_code_one_wins(applicant: Applicant, access: Access, same_key: bool) -> None:
     """However many come with one code at once: one device, one key, and one credential that is valid."""
     code = await invited(applicant)
-    racers = [
-        Applicant(applicant.database, applicant.seed if same_key else ed25519.generate()) for _ in range(8)
-    ]
+    racers = [Applicant(applicant.database, applicant.seed if same_key else ed25519.generate()) for _ in range(8)]
     answers = await asyncio.gather(*(racer.send(code) for racer in racers), return_exceptions=True)
 
     won = [answer for answer in answers if isinstance(answer, Enrolled)]
@@ -164,14 +168,17 @@ Wrong = Callable[[Applicant, Access], Awaitable[object]]
 
 
 async def unknown_code(applicant: Applicant, access: Access) -> object:
+    """A code that nobody made."""
     return await applicant.send("pse_" + "A" * 43)
 
 
 async def no_code(applicant: Applicant, access: Access) -> object:
+    """A text that cannot be a code."""
     return await applicant.send("\ud800", proof=bytes(64))
 
 
 async def expired_code(applicant: Applicant, access: Access) -> object:
+    """A code whose hour is over."""
     code = await invited(applicant)
     with as_owner(access) as owner:
         owner.execute("UPDATE invitations SET expires_at = clock_timestamp()")
@@ -179,6 +186,7 @@ async def expired_code(applicant: Applicant, access: Access) -> object:
 
 
 async def expired_code_that_was_used(applicant: Applicant, access: Access) -> object:
+    """A spent code whose hour is over."""
     code = await invited(applicant)
     await applicant.send(code)
     with as_owner(access) as owner:
@@ -187,46 +195,55 @@ async def expired_code_that_was_used(applicant: Applicant, access: Access) -> ob
 
 
 async def spent_code(applicant: Applicant, access: Access) -> object:
+    """A code that another key has used."""
     code = await invited(applicant)
     await applicant.send(code)
     return await Applicant(applicant.database, ed25519.generate()).send(code)
 
 
 async def proof_of_another_key(applicant: Applicant, access: Access) -> object:
+    """A signature by a key that is not shown."""
     code = await invited(applicant)
     return await applicant.send(code, proof=Applicant(applicant.database, ed25519.generate()).proof(code))
 
 
 async def proof_for_another_device(applicant: Applicant, access: Access) -> object:
+    """A signature that names another device."""
     applicant.device = "d2"
     return await applicant.send(await invited(applicant, device="d1"))
 
 
 async def short_proof(applicant: Applicant, access: Access) -> object:
+    """No signature."""
     return await applicant.send(await invited(applicant), proof=b"")
 
 
 async def key_of_small_order(applicant: Applicant, access: Access) -> object:
+    """A key under which anything verifies."""
     return await applicant.send(await invited(applicant), public_key=SMALL_ORDER)
 
 
 async def short_key(applicant: Applicant, access: Access) -> object:
+    """No key."""
     return await applicant.send(await invited(applicant), public_key=b"")
 
 
 async def key_of_another_device(applicant: Applicant, access: Access) -> object:
+    """A key that the tenant knows as another device's."""
     await applicant.send(await invited(applicant))
     applicant.device = "d2"
     return await applicant.send(await invited(applicant, device="d2"))
 
 
 async def device_that_exists(applicant: Applicant, access: Access) -> object:
+    """A second invitation of a device that has enrolled."""
     first, second = await invited(applicant), await invited(applicant)
     await Applicant(applicant.database, ed25519.generate()).send(first)
     return await applicant.send(second)
 
 
 async def retired_device(applicant: Applicant, access: Access) -> object:
+    """A further key for a device that was retired meanwhile."""
     await applicant.send(await invited(applicant))
     code = await invited(applicant, adds_key=True)
     await do(applicant.database, devices.retire, Actor("os:ada"), "acme", "d1")
@@ -234,6 +251,7 @@ async def retired_device(applicant: Applicant, access: Access) -> object:
 
 
 async def retired_device_again(applicant: Applicant, access: Access) -> object:
+    """A lost answer of a device that was retired meanwhile."""
     code = await invited(applicant)
     await applicant.send(code)
     await do(applicant.database, devices.retire, Actor("os:ada"), "acme", "d1")
@@ -241,12 +259,14 @@ async def retired_device_again(applicant: Applicant, access: Access) -> object:
 
 
 async def revoked_key_of_the_device(applicant: Applicant, access: Access) -> object:
+    """A further project for a key that was revoked."""
     await applicant.send(await invited(applicant))
     await do(applicant.database, keys.revoke, Actor("os:ada"), "acme", applicant.keyid)
     return await applicant.send(await invited(applicant, "gemini", adds_key=True))
 
 
 async def revoked_key_again(applicant: Applicant, access: Access) -> object:
+    """A lost answer of a key that was revoked meanwhile."""
     code = await invited(applicant)
     await applicant.send(code)
     await do(applicant.database, keys.revoke, Actor("os:ada"), "acme", applicant.keyid)
@@ -254,6 +274,7 @@ async def revoked_key_again(applicant: Applicant, access: Access) -> object:
 
 
 async def revoked_credential_again(applicant: Applicant, access: Access) -> object:
+    """A lost answer whose credential was revoked meanwhile."""
     code = await invited(applicant)
     enrolled = await applicant.send(code)
     credential_id = enrolled.credential.split("_")[1]

@@ -95,6 +95,23 @@ def test_quickstart(home: Path, address: str):
     assert str(enrolled["credential"]) not in (home / "log").read_text() + said["look"]
 
 
+@pytest.mark.timeout(STARTED_S + DONE_S)
+def test_demo(home: Path):
+    """`make demo ARGS=--once` of the README: what that target runs shows every outcome, and ends with exit code 0."""
+    assert "\n\t@$(BIN)/postseal demo $(ARGS)\n" in (tables.ROOT / "Makefile").read_text()
+    done = subprocess.run(
+        [BIN / "postseal", "demo", "--once"],
+        cwd=home,
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=DONE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"-> ([a-z]+) ", done.stdout) == ["accepted", "duplicate", "gap", "reordered"]
+
+
 def test_every_block_of_the_quickstart_is_run():
     """No block stands there that the test above leaves out, but the one that makes the environment."""
     assert set(BLOCKS) == {"install", "serve", *TYPED}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tables
@@ -115,11 +116,11 @@ def commands() -> Iterator[tuple[str, str, str]]:
 def test_commands_exist(named: tuple[str, str, str]):
     """Each command on a page exists, with the options that stand behind it."""
     first, second, rest = named
-    group = typer.main.get_command(cli.program([first]))
-    found = group.commands[first]  # pyright: ignore[reportAttributeAccessIssue] - the program is a group
+    group: Any = typer.main.get_command(cli.program([first]))
+    found = group.commands[first]
     if first in cli.NOUNS:
         found = found.commands[second]
-    options = {option for parameter in found.params for option in parameter.opts}
+    options: set[str] = {option for parameter in found.params for option in parameter.opts}
     assert set(re.findall(r"(?<!\S)--[a-z-]+", rest)) <= options
 
 

@@ -2,6 +2,7 @@
 
 import tables
 
+from postseal.commit import Receipt, Refusal
 from postseal.outcomes import Outcome, Reason
 from postseal.web import answers
 
@@ -22,10 +23,12 @@ def test_each_word_once_and_in_order():
 
 def test_statuses():
     """The tables give the HTTP status that the service gives."""
-    outcomes, reasons = REASONS[: len(Outcome)], REASONS[len(Outcome) :]
-    assert {row[0]: int(row[1]) for row in outcomes} == answers._STATUS_OF_OUTCOME
-    known = {reason: status for reason, (status, _) in answers._STATUS_AND_TITLE_OF_REASON.items()}
-    assert {row[0]: int(row[1]) for row in reasons} == known
+    correlation_id = bytes(16)
+    given = {
+        outcome.value: answers.of_verdict(Receipt(outcome, bytes(32), 1, 1, 1, correlation_id)).status
+        for outcome in Outcome
+    } | {reason.value: answers.of_verdict(Refusal(reason, correlation_id)).status for reason in Reason}
+    assert {row[0]: int(row[1]) for row in REASONS} == given
 
 
 def test_retryable():

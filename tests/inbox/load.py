@@ -32,9 +32,7 @@ async def main(plan: dict[str, Any]) -> None:
     logs.configure("error")  # to stderr: standard output is for acknowledgements
     access = Access(plan["owner"], Path(plan["passfile"]), "postseal")
     async with running_service(Settings(window=8192, sync_burst=10**9), access) as service:
-        await asyncio.gather(
-            *(_send_all(service, number, device) for number, device in enumerate(plan["devices"]))
-        )
+        await asyncio.gather(*(_send_all(service, number, device) for number, device in enumerate(plan["devices"])))
 
 
 async def _send_all(service: Service, number: int, device: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from faults import WRITES, raising, raising_first, trigger
+from triggers import WRITES, raising, raising_first, trigger
 from fleet import Device, as_owner, enrol, stored
 from wire_proxy import Deed, WireProxy, proxied
 

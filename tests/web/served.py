@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import uvloop
-from fleet import Device, enrol
-from wire import Client
+from fleet import Device, as_owner, enrol
+from wire import Answer, Client
 
 from postseal.postgres.access import Access
-from postseal.service import Service, running_service
+from postseal.service import running_service
 from postseal.settings import Settings
 from postseal.web.server import bind, listening
 
@@ -30,9 +30,24 @@ class Site:
         """A new connection."""
         return Client(self.port)
 
+    def ask(self, raw: bytes) -> Answer:
+        """One request on a connection of its own."""
+        with self.client() as client:
+            return client.ask(raw)
+
+    def audits(self, correlation_id: str) -> list[tuple[str, str | None, str | None, bytes | None, bool]]:
+        """Outcome, reason, project, event identity and whether it was undecodable, of one correlation id."""
+        with as_owner(self.access) as owner:
+            rows = owner.execute(
+                "SELECT outcome, reason, project, event_identity, undecodable FROM audit_events"
+                " WHERE correlation_id = %s",
+                [correlation_id],
+            ).fetchall()
+        return [(row[0], row[1], row[2], row[3], row[4]) for row in rows]
+
 
 @contextmanager
-def running_site(access: Access, settings: Settings) -> Iterator[Site]:
+def running_site(access: Access, settings: Settings, *, device: Device | None = None) -> Iterator[Site]:
     """Serve until the block ends; what the server raised fails the test."""
     listener = bind("127.0.0.1", 0)
     port: int = listener.getsockname()[1]
@@ -60,7 +75,7 @@ def running_site(access: Access, settings: Settings) -> Iterator[Site]:
     try:
         assert started.wait(STARTED_S)
         assert not failures, failures
-        yield Site(port, access, enrol(access))
+        yield Site(port, access, device or enrol(access))
     finally:
         for loop, stop in ends:
             if thread.is_alive():

@@ -84,6 +84,11 @@ class Client:
         self.send(raw)
         return self.answer()
 
+    def head(self) -> bytes:
+        """The head of the next answer, which has no body."""
+        head, _, self._received = self._until(b"\r\n\r\n").partition(b"\r\n\r\n")
+        return head
+
     def _until(self, mark: bytes) -> bytes:
         while mark not in self._received:
             self._received += self._more()

@@ -46,7 +46,7 @@ async def create(
     if role is Role.DEVICE:
         raise AdminError(Reason.REQUEST_INVALID, "a device gets its credential by enrolment: invite it")
     owner = account or str(role)
-    require_id("account", owner)
+    require_id("an account", owner)
     wanted = await require_projects(connection, tenant, projects)
     token = new_token()
     expires_at = await credentials.insert(

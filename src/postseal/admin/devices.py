@@ -44,7 +44,7 @@ async def invite(
     The account of a new device is `account`, or its own id. AdminError: no such tenant or project, not an id, a
     device that exists already (or, with `adds_key`, does not), or is retired.
     """
-    require_id("device", device)
+    require_id("a device", device)
     if device == RESERVED_DEVICE:
         raise AdminError(Reason.REQUEST_INVALID, f"{device!r} is the service's own name: choose another")
     wanted = await require_projects(connection, tenant, projects)
@@ -52,7 +52,7 @@ async def invite(
         owner = await _account_of(connection, tenant, device, account)
     else:
         owner = account or device
-        require_id("account", owner)
+        require_id("an account", owner)
         if await devices.find(connection, tenant, device) is not None:
             raise AdminError(
                 Reason.CONFLICT,

@@ -17,7 +17,7 @@ _ID = re.compile(ID_PATTERN, re.ASCII)
 def require_id(noun: str, text: str) -> None:
     """Raise AdminError unless `text` is an id of protocol section 1."""
     if not _ID.fullmatch(text):
-        raise AdminError(Reason.REQUEST_INVALID, f"{text!r} cannot be a {noun}: ids match {ID_PATTERN}")
+        raise AdminError(Reason.REQUEST_INVALID, f"{text!r} cannot be {noun}: ids match {ID_PATTERN}")
 
 
 async def require_tenant(connection: Connection, tenant: str) -> None:

@@ -11,7 +11,7 @@ from postseal.postgres.transaction import Connection
 
 async def create(connection: Connection, actor: Actor, tenant: str) -> None:
     """Make a tenant. AdminError: not an id, or there already."""
-    require_id("tenant", tenant)
+    require_id("a tenant", tenant)
     if not await directory.insert_tenant_if_new(connection, tenant):
         raise AdminError(Reason.CONFLICT, f"tenant {tenant!r} exists already")
     await actor.acted_on_platform(connection, "tenant.create", tenant=tenant)
@@ -25,7 +25,7 @@ async def list_all(connection: Connection) -> list[Tenant]:
 
 async def create_project(connection: Connection, actor: Actor, tenant: str, project: str) -> None:
     """Make a project of a tenant. AdminError: no such tenant, not an id, or there already."""
-    require_id("project", project)
+    require_id("a project", project)
     await require_tenant(connection, tenant)
     if not await directory.insert_project_if_new(connection, tenant, project):
         raise AdminError(Reason.CONFLICT, f"tenant {tenant!r} has a project {project!r} already")

@@ -1,11 +1,15 @@
 """`postseal serve`: run the service until it is stopped.
 
-1. reach the database: an embedded one is started or joined and brought up to date, any other must be so already
-2. check roles, schema and durability
-3. run the service and listen
-4. on SIGTERM or SIGINT: answer what has come in, then release the database
+1. take the port, so that one that is taken is told before anything is started
+2. reach the database: an embedded one is started or joined and brought up to date, any other must be so already
+3. check roles, schema and durability
+4. run the service and listen
+5. on SIGTERM or SIGINT: answer what has come in, then release the database
 """
 
+import asyncio
+import signal
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +24,7 @@ from postseal.cli.output import print_json
 from postseal.postgres.access import Access, open_access
 from postseal.postgres.home import default_home
 from postseal.service import running_service
+from postseal.settings import Settings
 from postseal.web import server
 
 MAX_PORT = 65_535
@@ -46,20 +51,24 @@ def serve(
     log = structlog.get_logger()
     folder = Path(settings.data_dir) if settings.data_dir else default_home()
     log.info("starting", data_folder=str(folder), embedded=settings.database_url is None, processes=processes)
-    with open_access(settings, log=log) as access:
+    with (
+        server.bind(settings.host, settings.port) as listener,
+        open_access(settings, log=log) as access,
+    ):
         access.check()
-        uvloop.run(_run(Session(settings, session.as_json), access))
+        uvloop.run(_run(settings, access, listener, as_json=session.as_json))
     log.info("stopped")
 
 
-async def _run(session: Session, access: Access) -> None:
-    settings = session.settings
-
+async def _run(settings: Settings, access: Access, listener: socket.socket, *, as_json: bool) -> None:
     def announce(url: str) -> None:
-        if session.as_json:
+        if as_json:
             print_json({"url": url})
         else:
             echo(f"postseal listens on {url}")
 
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with running_service(settings, access) as service:
-        await server.serve(service, host=settings.host, port=settings.port, ready=announce)
+        await server.serve(service, listener, stop=stop, ready=announce)

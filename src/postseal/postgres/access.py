@@ -10,8 +10,8 @@ from structlog.typing import FilteringBoundLogger
 
 from postseal.errors import StartupError
 from postseal.postgres.database import Part, conninfo_for
-from postseal.postgres.durability import check_durability
 from postseal.postgres.disk import MIB, Disk
+from postseal.postgres.durability import check_durability
 from postseal.postgres.embedded import start_or_join
 from postseal.postgres.home import Home, default_home
 from postseal.postgres.migrate import Migration, migrate, read_passwords, require_current_schema
@@ -53,7 +53,7 @@ class Access:
 
 @contextmanager
 def open_access(settings: Settings, *, log: FilteringBoundLogger) -> Generator[Access]:
-    """Reach the database of `settings`. An embedded one is started or joined, migrated, watched, and released at the end."""
+    """Reach the database of `settings`. An embedded one is joined or started, migrated, watched, and released."""
     home = Path(settings.data_dir) if settings.data_dir else default_home()
     if settings.database_url is not None:
         passfile = Path(settings.roles_file) if settings.roles_file else home / "roles.pgpass"

@@ -85,9 +85,9 @@ class Disk:
         else:
             self._log.info("embedded_database_ballast_made", size_mb=self._ballast_bytes // MIB)
 
-    def drop_ballast_if_full(self) -> None:
-        """Give the ballast up for a server that does not answer on a full disk. OSError."""
-        drop_ballast_if_full(self._home, self._log)
+    def make_room_if_full(self) -> bool:
+        """For a server that does not answer: whether the disk is full; then the ballast is given up. OSError."""
+        return make_room_if_full(self._home, self._log)
 
     def _why_not(self, free_bytes: int) -> str | None:
         bound_bytes = self._min_free_bytes * (1 if self.state.accepting else RESUME_FACTOR)
@@ -96,11 +96,13 @@ class Disk:
         return f"less than {int(bound_bytes) // MIB} MiB are free on the disk of the database"
 
 
-def drop_ballast_if_full(home: Home, log: FilteringBoundLogger) -> None:
-    """Give a server that cannot work for want of space what the ballast kept for it. OSError."""
-    if free_on(home.root) < FULL_BYTES and home.ballast.exists():
+def make_room_if_full(home: Home, log: FilteringBoundLogger) -> bool:
+    """Give the ballast up where the disk has no room for a recovery; whether it had none. OSError."""
+    full = free_on(home.root) < FULL_BYTES
+    if full and home.ballast.exists():
         home.ballast.unlink()
         log.warning("embedded_database_ballast_released", free_mb=free_on(home.root) // MIB)
+    return full
 
 
 def free_on(folder: Path) -> int:

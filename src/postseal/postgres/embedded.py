@@ -29,7 +29,7 @@ from structlog.typing import FilteringBoundLogger
 from postseal.errors import StartupError
 from postseal.postgres.account import account_for
 from postseal.postgres.binaries import find_binaries, within_reach
-from postseal.postgres.disk import drop_ballast_if_full
+from postseal.postgres.disk import make_room_if_full
 from postseal.postgres.home import (
     DATABASE,
     Home,
@@ -127,7 +127,7 @@ def _bring_up(home: Home, log: FilteringBoundLogger) -> None:
                 if server_lock is not None:
                     if postmaster is not None:
                         raise StartupError(f"PostgreSQL did not start: {why_it_ended(home, postmaster)}")
-                    drop_ballast_if_full(home, log)
+                    make_room_if_full(home, log)
                     postmaster = start_server(home, server_lock, log)
                     undo.callback(stop_postmaster, home, postmaster.pid)
             time.sleep(POLL_SECONDS)

@@ -66,6 +66,9 @@ class RetainedRow(Struct, frozen=True, gc=False):
     signature: bytes
     retention_s: int
 
+    def __repr__(self) -> str:
+        return f"RetainedRow({self.event_identity.hex()})"  # neither payload nor signature may get into a log
+
 
 class AuditRow(Struct, frozen=True, gc=False):
     """One audit event of the inbound path; the database adds time, transaction and number."""

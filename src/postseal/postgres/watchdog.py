@@ -55,9 +55,10 @@ class Watchdog:
         self._disk = disk
         self._log = log
         self._watch = home.lock("watch")
+        self._leading = False
         self._signs = _LogSigns(home)
+        self._moved_at = 0.0  # when the server last showed that it works
         self._silent_since: float | None = None
-        self._moved_at = time.monotonic()
         self._restarts = Restarts()
 
     def close(self) -> None:
@@ -66,7 +67,7 @@ class Watchdog:
 
     def check(self) -> None:
         """Take one look, and act on it. Raises StartupError or OSError when a restart fails."""
-        if not try_lock(self._watch, fcntl.LOCK_EX):
+        if not self._leads():
             return
         answer = ping(self._home)
         now = time.monotonic()
@@ -77,15 +78,23 @@ class Watchdog:
         if self._silent_since is None:
             self._silent_since = now
             self._log.warning("embedded_database_does_not_answer", answer=answer.name, home=str(self._home.root))
-        self._disk.drop_ballast_if_full()
         if self._signs.progressed():
             self._moved_at = now
+        if self._disk.make_room_if_full():
+            self._signs.panicked = True  # the log had no room for the line that tells so
         ended = not server_lives(self._home)
         stuck = now - self._moved_at >= self._patience_seconds(answer)
         if (ended or stuck) and now >= self._restarts.next_at():
             self._restarts.note(now)
             self._restart(ended=ended)
             self._moved_at = time.monotonic()
+
+    def _leads(self) -> bool:
+        if not self._leading and try_lock(self._watch, fcntl.LOCK_EX):
+            self._leading = True
+            self._moved_at = time.monotonic()  # what was before was another's to judge
+            self._signs.skip()
+        return self._leading
 
     def _note_answer(self, now: float) -> None:
         self._signs.skip()
@@ -148,7 +157,6 @@ class _LogSigns:
         self._path = home.log_file
         self._read_to = 0
         self.panicked = False
-        self.skip()
 
     def skip(self) -> None:
         """The server answers: what stands in the log is past."""

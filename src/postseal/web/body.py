@@ -16,7 +16,7 @@ TIMED_OUT = "postseal.timed_out"
 
 
 class BodyRefused(Refused):
-    """A body was not taken. `received` is what of it had come."""
+    """A body was not taken. `received` is what of it had come, up to its cap."""
 
     def __init__(self, reason: Reason, detail: str, received: bytes = b"") -> None:
         super().__init__(reason, detail)
@@ -75,7 +75,7 @@ async def _receive_part(scope: Scope, receive: Receive, body: bytearray, cap_byt
         raise ClientGone
     part: bytes = message["body"]
     if len(body) + len(part) > cap_bytes:
-        raise _too_large(cap_bytes, bytes(body))
+        raise _too_large(cap_bytes, bytes(body + part)[:cap_bytes])
     if not held.take(len(part)):
         raise BodyRefused(Reason.UNAVAILABLE, "too many bodies are on their way", bytes(body))
     body += part

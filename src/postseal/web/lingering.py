@@ -87,4 +87,5 @@ class LingeringTransport(asyncio.Transport):
         if self._unsent:
             data = b"".join(self._unsent)
             self._unsent.clear()
-            self._inner.write(data)
+            if not self._inner.is_closing():
+                self._inner.write(data)

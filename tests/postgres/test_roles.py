@@ -1,0 +1,206 @@
+"""Each part's role can do its own work and nothing else, tried as that role and read from the catalogues."""
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from fleet import as_owner, enrol
+from psycopg import errors
+from snapshots import require_same
+
+from postseal.postgres.access import Access
+from postseal.postgres.database import Part
+
+DENIED = errors.InsufficientPrivilege
+
+GRANTS = """
+SELECT 'table ' || c.relname AS thing, c.relacl AS acl
+FROM pg_class c WHERE c.relnamespace = 'postseal'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'S')
+UNION ALL
+SELECT 'column ' || c.relname || '.' || a.attname, a.attacl
+FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+WHERE c.relnamespace = 'postseal'::regnamespace AND a.attacl IS NOT NULL
+UNION ALL
+SELECT 'function ' || p.oid::regprocedure, coalesce(p.proacl, acldefault('f', p.proowner))
+FROM pg_proc p WHERE p.pronamespace = 'postseal'::regnamespace
+UNION ALL
+SELECT 'schema ' || n.nspname, n.nspacl FROM pg_namespace n WHERE n.nspname = 'postseal'
+"""
+
+
+def as_part(access: Access, part: Part) -> psycopg.Connection[tuple[Any, ...]]:
+    return psycopg.connect(access.of(part), autocommit=True, options="-c search_path=postseal")
+
+
+def test_snapshot_of_all_grants(access: Access):
+    """Who may do what to which table, column, sequence, function and schema: the whole list."""
+    with as_owner(access) as owner:
+        rows = owner.execute(
+            f"SELECT thing, coalesce(r.rolname, 'PUBLIC'), g.privilege_type, g.is_grantable "
+            f"FROM ({GRANTS}) AS granted, aclexplode(acl) AS g LEFT JOIN pg_roles r ON r.oid = g.grantee".encode()
+        ).fetchall()
+    lines = [
+        f"{thing}: {role} {privilege}{' with grant option' if grantable else ''}"
+        for thing, role, privilege, grantable in rows
+        if role != "postseal_owner"
+    ]
+    require_same(Path(__file__).with_name("grants.txt"), sorted(lines))
+
+
+def test_nothing_is_granted_to_everybody(access: Access):
+    """PUBLIC stands nowhere in the list, and none of it may be passed on."""
+    lines = Path(__file__).with_name("grants.txt").read_text("utf-8").splitlines()
+    assert lines
+    assert not [line for line in lines if "PUBLIC" in line or "grant option" in line]
+
+
+def test_everything_belongs_to_the_owner(access: Access):
+    """No table is owned by a role that can log in."""
+    with as_owner(access) as owner:
+        owners = owner.execute(
+            "SELECT DISTINCT relowner::regrole::text FROM pg_class WHERE relnamespace = 'postseal'::regnamespace"
+        ).fetchall()
+    assert owners == [("postseal_owner",)]
+
+
+def test_roles_inherit_nothing_and_bypass_nothing(access: Access):
+    """The owner cannot log in, the parts can; none of them is special, and none is a member of another."""
+    with as_owner(access) as owner:
+        rows = owner.execute(
+            "SELECT rolname, rolcanlogin, rolsuper, rolcreaterole, rolcreatedb, rolinherit, rolreplication, rolbypassrls "
+            "FROM pg_roles WHERE rolname LIKE 'postseal\\_%' ORDER BY rolname"
+        ).fetchall()
+        memberships = owner.execute(
+            "SELECT member::regrole::text FROM pg_auth_members WHERE member::regrole::text LIKE 'postseal\\_%'"
+        ).fetchall()
+    ours = {f"postseal_{part}" for part in Part}
+    assert {name: login for name, login, *_ in rows} == dict.fromkeys(ours, True) | {"postseal_owner": False}
+    assert all(not any(special) for _, _, *special in rows)
+    assert memberships == []
+
+
+def test_each_part_connects_as_its_own_role(access: Access):
+    """With its own password, and it cannot become another one."""
+    for part in Part:
+        with as_part(access, part) as connection:
+            assert connection.execute("SELECT current_user").fetchone() == (f"postseal_{part}",)
+            for other in [f"postseal_{each}" for each in Part if each != part] + ["postseal_owner", "postgres"]:
+                with pytest.raises(DENIED):
+                    connection.execute(f"SET ROLE {other}".encode())
+
+
+CANNOT: dict[Part, list[str]] = {
+    Part.INGEST: [
+        "UPDATE audit_events SET outcome = ''",
+        "DELETE FROM audit_events",
+        "TRUNCATE audit_events",
+        "SELECT FROM audit_events",
+        "SELECT FROM platform_audit_events",
+        "INSERT INTO platform_audit_events (action, correlation_id) VALUES ('x', gen_random_uuid())",
+        "UPDATE identities SET sequence = 2",
+        "DELETE FROM identities",
+        "UPDATE payloads SET payload = ''",
+        "DELETE FROM payloads",
+        "UPDATE streams SET floor = 1",
+        "UPDATE streams SET retired = true",
+        "DELETE FROM streams",
+        "INSERT INTO streams (tenant, project, producer) VALUES ('acme', 'apollo', 'x')",
+        "UPDATE keys SET state = 'active'",
+        "INSERT INTO keys (tenant, keyid, device, public_key) VALUES ('acme', '', '', '')",
+        "UPDATE credentials SET revoked_at = NULL",
+        "DELETE FROM credentials",
+        "SELECT FROM invitations",
+        "SELECT nextval('stream_ids')",
+    ],
+    Part.ADMIN: [
+        "UPDATE audit_events SET outcome = ''",
+        "DELETE FROM audit_events",
+        "TRUNCATE audit_events",
+        "UPDATE platform_audit_events SET action = ''",
+        "DELETE FROM platform_audit_events",
+        "SELECT secret_hash FROM credentials",
+        "INSERT INTO identities VALUES ('acme', 1, 1, gen_random_uuid(), gen_random_uuid(), '', '', now())",
+        "UPDATE identities SET sequence = 2",
+        "DELETE FROM identities",
+        "INSERT INTO payloads VALUES ('acme', 1, 1, NULL, '', '')",
+        "UPDATE payloads SET payload = ''",
+        "DELETE FROM payloads",
+        "DELETE FROM streams",
+        "DELETE FROM keys",
+        "UPDATE keys SET public_key = ''",
+        "DELETE FROM devices",
+    ],
+    Part.SWEEP: [
+        "SELECT payload FROM payloads",
+        "SELECT signature FROM payloads",
+        "SELECT * FROM payloads",
+        "UPDATE payloads SET expires_at = now()",
+        "INSERT INTO payloads VALUES ('acme', 1, 1, NULL, '', '')",
+        "SELECT FROM identities",
+        "DELETE FROM identities",
+        "SELECT FROM streams",
+        "SELECT FROM audit_events",
+        "DELETE FROM audit_events",
+        "SELECT FROM credentials",
+    ],
+}
+TABLES = [
+    "audit_events",
+    "credentials",
+    "devices",
+    "identities",
+    "invitations",
+    "keys",
+    "payloads",
+    "platform_audit_events",
+    "projects",
+    "streams",
+    "tenants",
+]
+NOTHING_YET = [
+    statement.format(table)
+    for table in TABLES
+    for statement in ("SELECT FROM {}", "DELETE FROM {}", "INSERT INTO {} DEFAULT VALUES", "TRUNCATE {}")
+]
+EVERY_PART_CANNOT = [
+    "CREATE TABLE mine ()",
+    "CREATE FUNCTION mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    "ALTER TABLE audit_events ADD COLUMN mine int",
+    "DROP TABLE audit_events",
+    "INSERT INTO schema_migrations (version, name) VALUES (9999, 'x')",
+    "DELETE FROM schema_migrations",
+    "CREATE ROLE mine",
+    "SELECT pg_read_file('/etc/passwd')",
+    "COPY tenants FROM PROGRAM 'true'",
+]
+
+
+@pytest.mark.parametrize("part", list(Part))
+def test_what_a_part_cannot_do(access: Access, part: Part):
+    """Each statement is refused for want of a privilege, whatever the tables hold."""
+    enrol(access)
+    statements = CANNOT.get(part, NOTHING_YET) + EVERY_PART_CANNOT
+    with as_part(access, part) as connection:
+        for statement in statements:
+            with pytest.raises(DENIED):
+                connection.execute(statement.encode())
+                pytest.fail(f"{part} may: {statement}")
+
+
+def test_the_sweep_deletes_what_has_expired_and_no_more_than_payloads(access: Access):
+    """It finds them by their keys and expiry, which is all that it can read."""
+    device = enrol(access)
+    with as_owner(access) as owner:
+        owner.execute(
+            "INSERT INTO payloads SELECT 'acme', %s, n, now() + (n - 3) * interval '1 hour', '', '' "
+            "FROM generate_series(1, 5) AS n",
+            [device.stream],
+        )
+        with as_part(access, Part.SWEEP) as sweep:
+            deleted = sweep.execute(
+                "DELETE FROM payloads WHERE (tenant, stream, sequence) IN "
+                "(SELECT tenant, stream, sequence FROM payloads WHERE expires_at <= now() LIMIT 1000)"
+            )
+        assert deleted.rowcount == 3
+        assert owner.execute("SELECT count(*) FROM payloads").fetchone() == (2,)
