@@ -10,6 +10,7 @@ Then, at half of the top rate each, how long an acknowledgement takes. Prints ev
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -25,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import structlog
@@ -208,7 +210,7 @@ def serving(home: Path) -> Iterator[Server]:
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        yield Server(process, json.loads(line)["port"], home)
+        yield Server(process, urlsplit(json.loads(line)["url"]).port or 0, home)
     finally:
         process.terminate()
         try:
@@ -316,14 +318,18 @@ def family(pid: int) -> list[int]:
     """A process and all below it."""
     found = [pid]
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            found += family(int(child))
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            for child in children.read_text().split():
+                found += family(int(child))
     return found
 
 
 def process_cpu_s(pid: int) -> float:
-    """User and system time of a process, in seconds; what it waited for is not in it."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    """User and system time of a process, in seconds; none of one that has just ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

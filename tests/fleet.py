@@ -30,6 +30,7 @@ class Device:
 
     @property
     def keyid(self) -> str:
+        """The id of its first key."""
         return ed25519.thumbprint(ed25519.public_key(self.seed))
 
     def payload(self, sequence: int, /, **changes: Any) -> dict[str, Any]:
@@ -93,9 +94,7 @@ def enrol(
     return device
 
 
-def issue(
-    access: Access, tenant: str, device: str | None, projects: list[str], role: str = "device"
-) -> NewToken:
+def issue(access: Access, tenant: str, device: str | None, projects: list[str], role: str = "device") -> NewToken:
     """A credential of a device, or of another role where `device` is None."""
     token = new_token()
     with as_owner(access) as owner:
@@ -147,16 +146,14 @@ def stored(access: Access, device: Device) -> Stored:
         identities = owner.execute(
             "SELECT sequence, event_id FROM identities WHERE tenant = %s AND stream = %s", stream
         ).fetchall()
-        payloads = owner.execute(
-            "SELECT sequence FROM payloads WHERE tenant = %s AND stream = %s", stream
-        ).fetchall()
+        payloads = owner.execute("SELECT sequence FROM payloads WHERE tenant = %s AND stream = %s", stream).fetchall()
         audits = owner.execute(
             "SELECT outcome, reason FROM audit_events WHERE tenant = %s ORDER BY id", [device.tenant]
         ).fetchall()
     assert cursor is not None
     return Stored(
         cursor,
-        {sequence: event_id for sequence, event_id in identities},
+        dict(identities),
         {sequence for (sequence,) in payloads},
         [(outcome, reason) for outcome, reason in audits],
     )

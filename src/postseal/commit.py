@@ -14,7 +14,8 @@ An exception of our own is such a bug too: it neither ends the lane nor fails th
 
 import asyncio
 import os
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from structlog.typing import FilteringBoundLogger
 
 from postseal.errors import Unavailable
 from postseal.identity.verified import VerifiedIdentity
+from postseal.metrics import CommitResult, Metrics
 from postseal.outcomes import Outcome, Reason
 from postseal.postgres.ingest import (
     AuditRow,
@@ -121,6 +123,7 @@ Verdict = Receipt | Refusal
 class _Submission:
     entries: Sequence[Entry]
     verdicts: asyncio.Future[list[Verdict]]
+    submitted_s: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True)
@@ -142,15 +145,17 @@ class Committer:
         *,
         window: int,
         default_retention_s: int,
+        metrics: Metrics,
         lanes: int = 2,
     ) -> None:
         self._connect = connect
         self._window = window
         self._default_retention_s = default_retention_s
+        self._metrics = metrics
         self._lane_count = lanes
         self._lanes: list[asyncio.Task[None]] = []
         self._queue: deque[_Submission] = deque()
-        self._queued_entries = 0
+        self.queued_entries = 0
         self._arrived = asyncio.Event()
         self._gathering = asyncio.Lock()
         self._stopping = False
@@ -169,22 +174,28 @@ class Committer:
 
         Entries of one call are judged in their order. A caller that goes away does not take back what it submitted.
         """
-        if self._stopping or self._queued_entries + len(entries) > QUEUE_ENTRIES:
+        if self._stopping or self.queued_entries + len(entries) > QUEUE_ENTRIES:
             return [_unavailable(entry) for entry in entries]
         submission = _Submission(entries, asyncio.get_running_loop().create_future())
         self._queue.append(submission)
-        self._queued_entries += len(entries)
+        self.queued_entries += len(entries)
         self._arrived.set()
         return await asyncio.shield(submission.verdicts)
 
     async def _run_lane(self) -> None:
-        async with _Lane(self._connect, self._window, self._default_retention_s) as lane:
+        async with _Lane(self._connect, self._window, self._default_retention_s, self._metrics) as lane:
             while group := await self._gather():
-                verdicts = iter(await lane.commit([entry for each in group for entry in each.entries]))
+                verdicts = await lane.commit([entry for each in group for entry in each.entries])
+                self._count(verdicts)
+                remaining = iter(verdicts)
                 for submission in group:
-                    mine = [next(verdicts) for _ in submission.entries]
+                    mine = [next(remaining) for _ in submission.entries]
                     if not submission.verdicts.done():
                         submission.verdicts.set_result(mine)
+
+    def _count(self, verdicts: list[Verdict]) -> None:
+        for outcome, count in Counter(v.outcome for v in verdicts if isinstance(v, Receipt)).items():
+            self._metrics.envelopes[outcome].inc(count)
 
     async def _gather(self) -> list[_Submission]:
         """The next group; empty when the committer stops and nothing is left. One lane gathers at a time."""
@@ -194,24 +205,33 @@ class Committer:
                     return []
                 self._arrived.clear()
                 await self._arrived.wait()
-            if self._queued_entries < GROUP_ENTRIES and not self._stopping:
+            if self.queued_entries < GROUP_ENTRIES and not self._stopping:
                 await asyncio.sleep(GATHER_S)
             group: list[_Submission] = []
             size = 0
             while self._queue and size < GROUP_ENTRIES:
                 group.append(self._queue.popleft())
                 size += len(group[-1].entries)
-            self._queued_entries -= size
+            self.queued_entries -= size
+            self._metrics.group_entries.observe(size)
+            self._metrics.group_wait.observe(time.monotonic() - group[0].submitted_s)
             return group
 
 
 class _Lane:
     """One connection that commits one group after another, and comes back after it was lost."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Connection]], window: int, default_retention_s: int) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Connection]],
+        window: int,
+        default_retention_s: int,
+        metrics: Metrics,
+    ) -> None:
         self._connect = connect
         self._window = window
         self._default_retention_s = default_retention_s
+        self._metrics = metrics
         self._connection: Connection | None = None
 
     async def __aenter__(self) -> Self:
@@ -223,17 +243,24 @@ class _Lane:
 
     async def commit(self, entries: Sequence[Entry]) -> list[Verdict]:
         """One verdict an entry. Never raises: what is not certain is `unavailable`."""
-        for _attempt in range(ATTEMPTS):
+        for attempts_left in reversed(range(ATTEMPTS)):
             try:
-                return await self._transact(entries)
+                with self._metrics.commit_seconds.time():
+                    verdicts = await self._transact(entries)
             except Exception as error:  # noqa: BLE001 - every fault has an answer, and a lane outlives them all
                 fault = error
+            else:
+                self._metrics.commits[CommitResult.CERTAIN].inc()
+                return verdicts
             sqlstate = fault.sqlstate if isinstance(fault, psycopg.Error) else None
             _log.warning("group_failed", error=type(fault).__name__, sqlstate=sqlstate, entries=len(entries))
             if _is_ours(fault) and len(entries) > 1:
+                self._metrics.commits[CommitResult.RERUN].inc()
                 return [(await self.commit([entry]))[0] for entry in entries]
-            if (sqlstate or "")[:2] != "40":
+            if (sqlstate or "")[:2] != "40" or not attempts_left:
                 break
+            self._metrics.commits[CommitResult.RETRIED].inc()
+        self._metrics.commits[CommitResult.UNAVAILABLE].inc()
         return [_unavailable(entry) for entry in entries]
 
     async def _transact(self, entries: Sequence[Entry]) -> list[Verdict]:

@@ -12,7 +12,7 @@ from postseal.errors import Refused
 from postseal.identity.verified import CredentialVerifier, Role, VerifiedIdentity
 from postseal.limits import Quota, Rate, RateLimiter, peer_key
 from postseal.outcomes import Reason
-from postseal.remembered import Remembered
+from postseal.remembered import Lookups, Remembered
 
 REMEMBERED_CREDENTIALS = 20_000
 REMEMBERED_FOR_S = 5.0
@@ -37,6 +37,16 @@ class Door:
             entries=REMEMBERED_CREDENTIALS, ttl_s=REMEMBERED_FOR_S, clock=clock
         )
 
+    @property
+    def limiter(self) -> RateLimiter:
+        """The identity limit, for what it counts."""
+        return self._peers
+
+    @property
+    def lookups(self) -> Lookups:
+        """How often a caller's credential was remembered."""
+        return self._verified.lookups
+
     def charge(self, peer: str) -> str:
         """Take a permit of the peer's for work that costs much; returns the key that it is charged to."""
         key = peer_key(peer)
@@ -51,7 +61,7 @@ class Door:
 
     def recall(self, credential: str | None) -> VerifiedIdentity | None:
         """The identity of a credential that was verified within the last seconds; costs no more than a look-up."""
-        return self._verified.recall(_digest(credential))
+        return self._verified.peek(_digest(credential))
 
     async def identify(self, peer: str, credential: str | None) -> VerifiedIdentity:
         """The caller's identity.

@@ -15,6 +15,7 @@ its audit event committed before it is answered; what was read before the signat
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -31,7 +32,7 @@ from postseal.outcomes import Reason
 from postseal.postgres.database import Database
 from postseal.postgres.ingest import Names
 from postseal.postgres.keys import Signer, find_signer
-from postseal.remembered import Remembered
+from postseal.remembered import Lookups, Remembered
 
 MAX_BATCH_LINES = 100
 MAX_BATCH_BYTES = 1024 * 1024
@@ -68,6 +69,9 @@ class Inbox:
     ) -> None:
         self._door = door
         self._sync = RateLimiter(sync_rate, clock)
+        self.verified = 0
+        """Signatures, good and bad, and the seconds that they took."""
+        self.verified_s = 0.0
         self._limited = LimitAudit(committer)
         self._database = database
         self._committer = committer
@@ -77,6 +81,16 @@ class Inbox:
         self._signers: Remembered[tuple[str, str, str, str], Signer] = Remembered(
             entries=REMEMBERED_SIGNERS, ttl_s=REMEMBERED_SIGNERS_S, clock=clock
         )
+
+    @property
+    def limiter(self) -> RateLimiter:
+        """The sync limit, for what it counts."""
+        return self._sync
+
+    @property
+    def lookups(self) -> Lookups:
+        """How often a signing key was remembered."""
+        return self._signers.lookups
 
     async def receive(self, inbound: Inbound) -> Verdict:
         """The verdict on one envelope: a Receipt once it is committed, or a Refusal.
@@ -140,7 +154,7 @@ class Inbox:
             project = route.project
             names = claims.identities()
             signer = await self._resolve(caller, project, envelope.keyid)
-            if not ed25519.verify(signer.public_key, envelope.signed_bytes, envelope.signature):
+            if not self._verify(signer, envelope):
                 raise Refused(Reason.SIGNATURE_INVALID, "the signature does not hold over the signed bytes")
             v1.open_payload(envelope.payload, self._kinds)
         except Refused as refused:
@@ -183,6 +197,13 @@ class Inbox:
                 raise Refused(Reason.KEY_UNKNOWN, "this device has no such key in this project")
             self._signers.remember(scope, signer)
         return signer
+
+    def _verify(self, signer: Signer, envelope: dsse.Envelope) -> bool:
+        began_s = time.perf_counter()
+        holds = ed25519.verify(signer.public_key, envelope.signed_bytes, envelope.signature)
+        self.verified += 1
+        self.verified_s += time.perf_counter() - began_s
+        return holds
 
     def _take_permits(self, caller: VerifiedIdentity, permits: int) -> None:
         key = "/".join((caller.tenant, caller.account, caller.device or caller.credential_id))

@@ -34,10 +34,13 @@ def compile_schema(schema: dict[str, Any]) -> Fault:
         raise NotClosedError(tuple(map(str, error.instance_path)), "not a pattern that can be read") from None
 
     def fault(data: object) -> str | None:
-        if validator.is_valid(data):
-            return None
+        try:
+            if validator.is_valid(data):
+                return None
+            error = next(iter(validator.iter_errors(data)))
+        except ValueError:  # deeper than the validator goes, and so than any schema here allows
+            return "$.data"
         # The path has names that the schema gives; one that it does not give is the fault of the object around it.
-        error = next(iter(validator.iter_errors(data)))
         return ".".join(("$.data", *map(str, error.instance_path)))
 
     return fault

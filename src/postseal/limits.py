@@ -34,6 +34,14 @@ class Quota:
 
 
 @dataclass(slots=True)
+class Asked:
+    """What a limiter was asked for and answered alike, since it was made."""
+
+    requests: int = 0
+    permits: int = 0
+
+
+@dataclass(slots=True)
 class _Bucket:
     tokens: float
     at_s: float
@@ -44,6 +52,9 @@ class RateLimiter:
 
     def __init__(self, rate: Rate, clock: Callable[[], float]) -> None:
         self.rate = rate
+        self.granted = Asked()
+        self.refused = Asked()
+        self.returned_permits = 0
         self._clock = clock
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
@@ -53,6 +64,9 @@ class RateLimiter:
         granted = bucket.tokens >= permits
         if granted:
             bucket.tokens -= permits
+        asked = self.granted if granted else self.refused
+        asked.requests += 1
+        asked.permits += permits
         missing = 0.0 if granted else min(permits, self.rate.burst) - bucket.tokens
         return Quota(
             granted,
@@ -66,6 +80,7 @@ class RateLimiter:
         """Return what was taken for work that turned out to be welcome."""
         bucket = self._refilled(key)
         bucket.tokens = min(self.rate.burst, bucket.tokens + permits)
+        self.returned_permits += permits
 
     def _refilled(self, key: str) -> _Bucket:
         now_s = self._clock()

@@ -27,6 +27,8 @@ def configure(level: str) -> None:
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=FIRST, processors=_last_processors()))
+    # On the handler too: psycopg's logger has a level of its own.
+    handler.setLevel(threshold)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(threshold)

@@ -18,8 +18,10 @@ from postseal.identity.verified import CredentialVerifier
 from postseal.inbox import Inbox
 from postseal.kinds_folder import load_kinds
 from postseal.limits import Rate
+from postseal.metrics import Metrics, Pool
 from postseal.postgres.access import Access
 from postseal.postgres.database import Connection, Database, Part, connect
+from postseal.sampler import Sampler, sampling
 from postseal.settings import Settings
 
 SECONDS_A_DAY = 86_400
@@ -37,6 +39,8 @@ class Service:
     committer: Committer
     kinds: Kinds
     """The deployment's own, beside the built-in ones."""
+    metrics: Metrics
+    sampler: Sampler
 
 
 @asynccontextmanager
@@ -50,10 +54,12 @@ async def running_service(
 
     clock = time.monotonic
     kinds = load_kinds(Path(settings.kinds_dir)) if settings.kinds_dir else NO_KINDS
+    metrics = Metrics()
     committer = Committer(
         connect_lane,
         window=settings.window,
         default_retention_s=settings.payload_retention_days * SECONDS_A_DAY,
+        metrics=metrics,
         lanes=settings.commit_lanes,
     )
     async with (
@@ -72,4 +78,7 @@ async def running_service(
             max_envelope_bytes=settings.max_envelope_bytes,
             kinds=kinds,
         )
-        yield Service(settings, ingest, admin, door, inbox, committer, kinds)
+        pools = {Pool.INGEST: ingest, Pool.ADMIN: admin}
+        sampler = Sampler(metrics, access, pools, door, inbox, committer)
+        async with sampling(sampler):
+            yield Service(settings, ingest, admin, door, inbox, committer, kinds, metrics, sampler)

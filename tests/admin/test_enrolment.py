@@ -201,6 +201,15 @@ async def spent_code(applicant: Applicant, access: Access) -> object:
     return await Applicant(applicant.database, ed25519.generate()).send(code)
 
 
+async def spent_code_with_the_other_key(applicant: Applicant, access: Access) -> object:
+    """A code that another key of the same device has used."""
+    code = await invited(applicant)
+    await applicant.send(code)
+    further = Applicant(applicant.database, ed25519.generate())
+    await further.send(await invited(applicant, adds_key=True))
+    return await further.send(code)
+
+
 async def proof_of_another_key(applicant: Applicant, access: Access) -> object:
     """A signature by a key that is not shown."""
     code = await invited(applicant)
@@ -290,6 +299,7 @@ async def revoked_credential_again(applicant: Applicant, access: Access) -> obje
         expired_code,
         expired_code_that_was_used,
         spent_code,
+        spent_code_with_the_other_key,
         proof_of_another_key,
         proof_for_another_device,
         short_proof,

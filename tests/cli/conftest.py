@@ -1,45 +1,15 @@
 """The command line, run in this process on one test's database."""
 
-import json
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import structlog
+from ran import Cli, Ran
 from typer.testing import CliRunner
 
 from postseal.cli import program
 from postseal.postgres.access import Access
-
-
-@dataclass(frozen=True)
-class Ran:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> Any:
-        """The one JSON document that it printed."""
-        assert self.code == 0, self.err
-        assert self.err == ""
-        assert self.out.count("\n") == 1
-        return json.loads(self.out)
-
-    @property
-    def why(self) -> str:
-        """The one line with which it failed."""
-        assert self.code == 1, (self.out, self.err)
-        assert self.out == ""
-        assert self.err.count("\n") == 1
-        return self.err
-
-
-Cli = Callable[..., Ran]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Closed JSON Schemas: every way to be open is refused with its place, and what is closed takes what it says."""
 
+import json
 import re
 from typing import Any
 
@@ -186,16 +187,32 @@ def test_a_cycle_is_refused(definitions: dict[str, Any]):
 
 
 def test_unfolding_is_bounded():
-    """Definitions that each name the next one twice are not followed 2^20 times; nor is a deep document."""
+    """Definitions that each name the next one twice are not followed 2^12 times."""
     definitions: dict[str, Any] = {
-        f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(20)
+        f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(12)
     }
-    definitions["d20"] = TEXT
+    definitions["d12"] = TEXT
     assert "more than 1000 subschemas" in refusal(schema_with({"$ref": "#/$defs/d0"}, **{"$defs": definitions}))
-    deep: dict[str, Any] = TEXT
-    for _ in range(900):
-        deep = {"anyOf": [deep]}
-    assert refusal(schema_with(deep)).endswith(("nested too deep", "not a JSON document in UTF-8"))
+
+
+@pytest.mark.parametrize("levels", [31, 400, 5000])
+def test_depth_is_bounded(levels: int):
+    """32 subschemas within each other are taken, the root among them; no depth is an error of another kind."""
+    raw = json.dumps(schema_with("deep")).encode()
+    assert list(read(raw.replace(b'"deep"', nested(30)))) == ["acme.job"]
+    message = refusal(raw.replace(b'"deep"', nested(levels)))
+    assert message.endswith(("more than 32 subschemas within each other", "nested too deep"))
+
+
+def test_depth_is_bounded_along_references():
+    """A chain of definitions is as deep as it is long."""
+    definitions: dict[str, Any] = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(40)} | {"d40": TEXT}
+    assert "within each other" in refusal(schema_with({"$ref": "#/$defs/d0"}, **{"$defs": definitions}))
+
+
+def nested(levels: int) -> bytes:
+    """A string behind so many levels of anyOf."""
+    return b'{"anyOf":[' * levels + json.dumps(TEXT).encode() + b"]}" * levels
 
 
 @pytest.mark.parametrize(
@@ -240,7 +257,11 @@ CLOSED: list[tuple[object, list[object], list[object]]] = [
     ({"enum": ["a", 1, True]}, ["a", 1, True], [False, 0, "b"]),
     ({"type": "integer", "enum": [0, 1]}, [0, 1], [False, True, 2]),
     (EMPTY, [{}], [{"y": 1}, [], None]),
-    (EMPTY | {"properties": {"y": COUNT, "@z": TEXT}, "required": ["y"]}, [{"y": 1}, {"y": 1, "@z": ""}], [{}, {"@z": ""}]),
+    (
+        EMPTY | {"properties": {"y": COUNT, "@z": TEXT}, "required": ["y"]},
+        [{"y": 1}, {"y": 1, "@z": ""}],
+        [{}, {"@z": ""}],
+    ),
     (
         {"type": "array", "maxItems": 2, "minItems": 1, "uniqueItems": True, "items": COUNT},
         [[1], [1, 2]],
@@ -255,8 +276,8 @@ DEFINITIONS = {"word": {"type": "string", "pattern": "^[a-z]{1,9}$"}}
 
 @pytest.mark.parametrize(("subschema", "good", "bad"), CLOSED, ids=range(len(CLOSED)))
 def test_a_closed_schema_takes_what_it_says(subschema: object, good: list[object], bad: list[object]):
-    """Each form takes the values inside of its bounds and refuses those beyond them with `payload_invalid`."""
-    kinds = read(schema_with(subschema, **{"$id": "https://example.com/job", "$defs": DEFINITIONS}))
+    """Each form takes the values inside of its bounds and refuses those beyond them; nothing reads the `$id`."""
+    kinds = read(schema_with(subschema, **{"$id": "http://[", "$defs": DEFINITIONS}))
     assert [x for x in good if not is_taken(rfc8785(payload_of(x)), kinds)] == []
     assert [x for x in bad if is_taken(rfc8785(payload_of(x)), kinds)] == []
 
@@ -264,10 +285,10 @@ def test_a_closed_schema_takes_what_it_says(subschema: object, good: list[object
 @pytest.mark.parametrize(
     "pattern",
     [
-        "(?=a)", "(?!a)", "(?<=a)a", "(?i)a", "(?m)^a$", "(?x) a", "(?<n>a)", "(?P<n>a)", r"(a)\1", r"\bword", r"\Aa", r"a\Z",
-        r"\p{L}", r"\x41", r"\u0041", r"\n", "a++", "a*?", "a{2}{3}", "a{,3}", "{", "}", "]", "[]", "[^]", "[", "(", ")", "*",
-        "[[:alpha:]]", "[a&&b]", "[a--b]", "[a~~b]", "[a[b]]", "\u00e9", "[\u00e0-\u00ff]", "a\n", "[z-a]", "a{3,1}",
-        "a{9999}{9999}", "(((a{1000}){1000}){1000})",
+        "(?=a)", "(?!a)", "(?<=a)a", "(?i)a", "(?m)^a$", "(?x) a", "(?<n>a)", "(?P<n>a)", r"(a)\1", r"\ba", r"\Aa",
+        r"a\Z", r"\p{L}", r"\x41", r"\u0041", r"\n", "a++", "a*?", "a{2}{3}", "a{,3}", "{", "}", "]", "[]", "[^]", "[",
+        "(", ")", "*", "[[:alpha:]]", "[a&&b]", "[a--b]", "[a~~b]", "[a[b]]", "\u00e9", "[\u00e0-\u00ff]", "a\n",
+        "[z-a]", "a{3,1}", "a{9999}{9999}", "(((a{1000}){1000}){1000})",
     ],
 )  # fmt: skip
 def test_a_pattern_of_one_dialect_is_refused(pattern: str):

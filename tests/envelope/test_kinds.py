@@ -29,8 +29,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "kinds.md").read_text("utf-8")
 @pytest.mark.parametrize(
     "name",
     [
-        "heartbeat", "job", "acme.", ".job", "acme..job", "Acme.job", "acme.Job", "acme.job.", "acme job.x", "acme.-job",
-        "acme.j\u00f6b", "a" * 62 + ".b", "acme.job\n", "acme/job.x",
+        "heartbeat", "job", "acme.", ".job", "acme..job", "Acme.job", "acme.Job", "acme.job.", "acme job.x",
+        "acme.-job", "acme.j\u00f6b", "a" * 62 + ".b", "acme.job\n", "acme/job.x",
     ],
 )  # fmt: skip
 def test_a_name_that_is_no_kind_is_refused(name: str):
@@ -96,11 +96,13 @@ OTHERS = {name: OtherValidator(schema) for name, schema in SCHEMAS.items()}
 PUBLISHED = OtherValidator(json.loads(payload_schema(KINDS)))
 
 TEXTS = st.text(max_size=45) | st.sampled_from(["", "a\n", UUID_TEXT, UUID_TEXT + "\n", DIGEST, "queued", "\x7f\u2028"])
+INTEGERS = st.integers(-7, 101) | st.sampled_from([10**6, 2**53 - 1, 2**53, -(2**63), 2**70])
+NAMES = st.sampled_from(["leaves", "label", "y"])
 ODD = st.recursive(
-    st.none() | st.booleans() | st.integers(-7, 101) | st.sampled_from([10**6, 2**53 - 1, 2**53, -(2**63), 2**70]) | TEXTS,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["leaves", "label", "y"]), inner, max_size=3),
+    st.none() | st.booleans() | INTEGERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=3),
     max_leaves=6,
-)  # fmt: skip
+)
 LEAVES = st.booleans() | st.integers(-6, 6) | st.sampled_from(["", "ab"])
 BRANCHES = st.fixed_dictionaries({}, optional={"leaves": st.lists(LEAVES, max_size=4), "label": LEAVES})
 
@@ -179,7 +181,7 @@ def test_the_canonical_form_opens():
         (b'"progress":5', b'"progress":5,"x":1.5'),
         (b'"progress":5', b'"progress":5,"\xc3\xa9":1'),
         (b'"progress":5', b'"progress":' + b"1" * 3000),
-        (b'"progress":5', b'"progress":' + b"[" * 1500 + b"]" * 1500),
+        (b'"progress":5', b'"progress":' + b"[" * 900 + b"]" * 900),
         (b'"progress"', b'"\\u0070rogress"'),
         (b'"note":"a"', b'"note":"\\u0061"'),
         (b'"note":"a"', b'"note":"\\/"'),
@@ -238,7 +240,8 @@ def test_without_the_kinds_it_is_payload_invalid():
         ({"progress": 101}, "$.data.progress"),
         ({"s3cret": 1}, "$.data"),
         ({"note": "s3cret" * 9}, "$.data.note"),
-        ({"kind": "acme.tree", "root": {"leaves": ["s3cret"]}}, "$.data"),
+        ({"kind": "acme.tree"}, "$.data"),
+        ({"progress": json.loads("[" * 300 + "]" * 300)}, "$.data"),
     ],
 )
 def test_a_refusal_says_where_and_quotes_nothing(changes: dict[str, Any], place: str):
@@ -318,7 +321,7 @@ def test_another_file_in_the_folder_is_refused(tmp_path: Path, name: str):
 
 def test_a_folder_that_cannot_be_read_is_refused(tmp_path: Path):
     """An absent folder, or a folder in the place of a file, is one line with its path."""
-    with pytest.raises(StartupError, match="cannot read .*absent"):
+    with pytest.raises(StartupError, match=r"cannot read .*absent"):
         load_kinds(tmp_path / "absent")
     (tmp_path / "acme.job.json").mkdir()
     with pytest.raises(StartupError, match=r"cannot read .*acme\.job\.json"):

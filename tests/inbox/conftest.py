@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from fleet import Device, enrol
 
+from fleet import Device, enrol
 from postseal.postgres.access import Access
 from postseal.service import Service, running_service
 from postseal.settings import Settings
@@ -12,7 +12,7 @@ from postseal.settings import Settings
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """psycopg needs asyncio."""
+    """Let tests run on asyncio, which psycopg needs."""
     return "asyncio"
 
 

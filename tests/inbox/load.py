@@ -36,7 +36,8 @@ async def main(plan: dict[str, Any]) -> None:
 
 
 async def _send_all(service: Service, number: int, device: dict[str, Any]) -> None:
-    numbered = list(enumerate(device["envelopes"]))
+    envelopes: list[str] = device["envelopes"]
+    numbered = list(enumerate(envelopes))
     chunks = iter([numbered[start : start + LINES] for start in range(0, len(numbered), LINES)])
 
     async def one_after_another() -> None:

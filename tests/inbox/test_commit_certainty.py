@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from triggers import WRITES, raising, raising_first, trigger
-from fleet import Device, as_owner, enrol, stored
 from wire_proxy import Deed, WireProxy, proxied
 
+from fleet import Device, as_owner, enrol, stored
 from postseal import commit
 from postseal.commit import Receipt, Refusal, Verdict
 from postseal.outcomes import Outcome, Reason
@@ -48,10 +48,12 @@ async def send(service: Service, device: Device, bodies: list[bytes]) -> list[Ve
 
 
 def words(verdicts: list[Verdict]) -> list[Outcome | Reason]:
+    """Outcome or reason of each."""
     return [v.outcome if isinstance(v, Receipt) else v.reason for v in verdicts]
 
 
 def require_unavailable(verdicts: list[Verdict]) -> None:
+    """Nothing of it is acknowledged."""
     assert words(verdicts) == [Reason.UNAVAILABLE] * len(verdicts)
 
 
@@ -73,6 +75,7 @@ async def require_retry(access: Access, service: Service, device: Device, bodies
 
 
 def require_nothing_written(access: Access, device: Device) -> None:
+    """Neither identity, payload, audit event nor cursor."""
     kept = stored(access, device)
     assert (kept.cursor, kept.sequences, kept.payloads, kept.audits) == ((0, 0, 0), {}, set(), [])
 
@@ -117,6 +120,7 @@ def tries(access: Access) -> Iterator[None]:
 
 
 def tried(access: Access) -> int:
+    """How often `raising_first` was met."""
     with as_owner(access) as owner:
         row = owner.execute("SELECT last_value FROM tries").fetchone()
     assert row is not None
@@ -214,10 +218,8 @@ async def test_a_commit_whose_server_process_is_stopped(access: Access, service:
 async def _stop_committing(access: Access, ending: str) -> None:
     with as_owner(access) as owner:
         for _ in range(RETRIES):
-            stopped = owner.execute(
-                f"SELECT {ending}(pid) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND wait_event = 'PgSleep'".encode()
-            ).rowcount
+            committing = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
+            stopped = owner.execute(f"SELECT {ending}(pid) {committing}".encode()).rowcount
             if stopped:
                 return
             await asyncio.sleep(0.02)

@@ -33,7 +33,7 @@ def kinds_dir(folder: Path, schema: dict[str, Any]) -> Settings:
 
 
 async def test_it_is_received(access: Access, device: Device, tmp_path: Path):
-    """Valid data is accepted and kept; data that its schema refuses is `payload_invalid`, audited, and keeps nothing."""
+    """Valid data is accepted and kept; data that its schema refuses is `payload_invalid` and audited."""
     async with running_service(kinds_dir(tmp_path, SCHEMA), access) as service:
         good = await service.inbox.receive(device.inbound(device.envelope(1, data=GOOD)))
         bad = await service.inbox.receive(device.inbound(device.envelope(2, data=GOOD | {"note": "0123456789"})))

@@ -12,15 +12,15 @@ import random
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
 import pytest
+
 from fleet import Device, enrol, stored
 from own_server import OwnServer, own_server
-
 from postseal.commit import Receipt
 from postseal.outcomes import Outcome
 from postseal.postgres.access import Access
@@ -60,7 +60,7 @@ def fleet(access: Access) -> tuple[list[Device], Envelopes]:
 @asynccontextmanager
 async def load(
     access: Access, devices: list[Device], envelopes: Envelopes
-) -> AsyncIterator[tuple[Process, asyncio.Task[Acknowledged]]]:
+) -> AsyncGenerator[tuple[Process, asyncio.Task[Acknowledged]]]:
     """The process that sends, from its first acknowledgement on, and what it has told when its output ends."""
     plan = {
         "owner": access.owner,
@@ -158,10 +158,10 @@ async def kill_database_round(server: OwnServer, chance: random.Random) -> None:
 
 
 async def test_a_service_that_is_killed(access: Access, seed: int):
-    """Three rounds, killed at a random moment of the load."""
+    """Two rounds, killed at a random moment of the load."""
     print(f"POSTSEAL_TEST_SEED={seed}")
     chance = random.Random(seed)
-    for _ in range(3):
+    for _ in range(2):
         assert await kill_service_round(access, chance)
 
 

@@ -4,6 +4,8 @@ One request carries two faults of the table below; the answer must be the earlie
 server's own count of statements, and from the two pure steps that no statement shows.
 """
 
+# pyright: reportPrivateUsage=false - empties what the service remembers, and its limits
+
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import combinations, product
@@ -11,8 +13,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from fleet import PEER, Device, add_key, as_owner, enrol, issue
 
+from fleet import PEER, Device, add_key, as_owner, enrol, issue
 from postseal.commit import Receipt
 from postseal.envelope import canonical, dsse, ed25519, v1
 from postseal.errors import Refused
@@ -29,6 +31,7 @@ LIMITED_PEER = "198.51.100.1"
 SEQUENCES = 5
 FLOOR = 2
 EVENT_3 = "00000000-0000-4000-8000-000000000003"
+NAMES_OF_3: dict[str, Any] = {"eventId": EVENT_3, "idempotencyKey": f"key:{EVENT_3}"}
 WINDOW = Settings().window
 PAYLOAD = frozenset({"route", "event", "idempotency", "sequence", "version", "data"})
 """What a payload that is another one altogether takes away from other faults."""
@@ -243,7 +246,7 @@ async def scene(access: Access, owner: psycopg.Connection[tuple[Any, ...]], call
         sent: dict[str, bytes] = {}
         for (retired, key_state), device in devices.items():
             for sequence in range(1, SEQUENCES + 1):
-                event = {"eventId": EVENT_3, "idempotencyKey": f"key:{EVENT_3}"} if sequence == 3 else {}
+                event = NAMES_OF_3 if sequence == 3 else dict[str, Any]()
                 body = device.envelope(sequence, **event)
                 sent[device.name] = dsse.unwrap(body).payload
                 assert isinstance(await service.inbox.receive(device.inbound(body)), Receipt)
@@ -252,9 +255,8 @@ async def scene(access: Access, owner: psycopg.Connection[tuple[Any, ...]], call
                 "UPDATE streams SET floor = %s, retired = %s WHERE stream = %s",
                 [FLOOR, retired, device.stream],
             )
-        with pytest.raises(Refused, match=Reason.PEER_RATE_LIMITED):
-            for _ in range(settings.peer_burst + 1):
-                service.door.charge(LIMITED_PEER)
+        for _ in range(settings.peer_burst):
+            service.door.charge(LIMITED_PEER)
         operator = issue(access, "acme", None, ["apollo"], role="operator")
         yield Scene(service, owner, devices, sent, operator, called)
 

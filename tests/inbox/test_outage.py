@@ -5,10 +5,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from fleet import Device, enrol, stored
-from own_server import OwnServer, own_server
 from psycopg_pool.base import AttemptWithBackoff
 
+from fleet import Device, enrol, stored
+from own_server import OwnServer, own_server
 from postseal import commit
 from postseal.commit import Receipt
 from postseal.errors import Unavailable

@@ -4,6 +4,8 @@ Each outcome and reason is brought about once with strings that can be found aga
 searched for them: audit rows, all log lines at the most talkative level, the server's own log, errors and reprs.
 """
 
+# pyright: reportPrivateUsage=false - empties what the service remembers, and its limits
+
 import base64
 import logging
 from collections.abc import Iterator
@@ -12,9 +14,9 @@ from typing import Any
 
 import pytest
 import structlog
-from fleet import PEER, Device, as_owner, issue
 from psycopg.conninfo import conninfo_to_dict
 
+from fleet import PEER, Device, as_owner, issue
 from postseal import logs
 from postseal.commit import Committer, Entry, Verdict
 from postseal.envelope import dsse, ed25519
@@ -107,7 +109,7 @@ async def test_no_secret_is_ever_shown(
     shown = {
         "audit": "\n".join(row for (row,) in audit),
         "log": talkative.readouterr().err,
-        "repr or error": "\n".join(witnessed.seen + [repr(service), repr(device), repr(stranger)]),
+        "repr or error": "\n".join([*witnessed.seen, repr(service), repr(device), repr(stranger)]),
         "server log": _server_log(access),
     }
     assert "group_failed" in shown["log"]

@@ -5,8 +5,8 @@ import random
 from collections import Counter
 
 import pytest
-from fleet import Device, enrol, stored
 
+from fleet import Device, enrol, stored
 from postseal.commit import Receipt, Verdict
 from postseal.outcomes import Outcome
 from postseal.postgres.access import Access
@@ -19,12 +19,14 @@ SETTINGS = Settings(window=256, sync_burst=10**9)
 
 
 async def send(service: Service, device: Device, bodies: list[bytes]) -> list[Verdict]:
+    """The verdicts on one batch."""
     verdicts = await service.inbox.receive_batch(device.inbound(b"\n".join(bodies)))
     assert isinstance(verdicts, list)
     return verdicts
 
 
 def outcomes(verdicts: list[Verdict]) -> list[str]:
+    """Outcome or reason of each."""
     return [v.outcome if isinstance(v, Receipt) else v.reason for v in verdicts]
 
 
@@ -47,7 +49,7 @@ async def test_the_same_envelope_at_two_services_is_new_once(access: Access, dev
 
 
 async def test_many_streams_in_groups_that_cross_do_not_deadlock(access: Access, seed: int):
-    """Both services get every device's batches, shuffled each for itself; all is retained once, no answer is missing."""
+    """Both services get every device's batches, each in an order of its own; all is retained once."""
     print(f"POSTSEAL_TEST_SEED={seed}")
     chance = random.Random(seed)
     devices = [enrol(access, f"device-{n}", tenant=f"tenant-{n % 3}") for n in range(12)]

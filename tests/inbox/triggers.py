@@ -1,11 +1,11 @@
 """Faults that a real PostgreSQL has: triggers of the owner's that fail, sleep or warn, on the tables of a group."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
-from fleet import as_owner
 from psycopg import sql
 
+from fleet import as_owner
 from postseal.postgres.access import Access
 
 WRITES = {"identities": "INSERT", "payloads": "INSERT", "audit_events": "INSERT", "streams": "UPDATE"}
@@ -13,7 +13,7 @@ WRITES = {"identities": "INSERT", "payloads": "INSERT", "audit_events": "INSERT"
 
 
 @contextmanager
-def trigger(access: Access, table: str, body: str, *, at_commit: bool = False) -> Iterator[None]:
+def trigger(access: Access, table: str, body: str, *, at_commit: bool = False) -> Generator[None]:
     """Run the PL/pgSQL `body` before each row that a group writes to `table`, or `at_commit`, until the block ends."""
     kind = "CONSTRAINT TRIGGER fault AFTER" if at_commit else "TRIGGER fault BEFORE"
     when = "DEFERRABLE INITIALLY DEFERRED" if at_commit else ""

@@ -5,7 +5,7 @@ It stands on a unix socket. Statements must not be prepared, so that each COMMIT
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -66,6 +66,7 @@ class _Line:
     is_group: bool = False
 
     async def upwards(self, client: asyncio.StreamReader) -> None:
+        """From the client to the server."""
         while chunk := await client.read(CHUNK_BYTES):
             self.is_group = self.is_group or AUDITED in chunk
             if COMMIT in chunk:
@@ -91,6 +92,7 @@ class _Line:
                 return before + commit + after
 
     async def downwards(self, server: asyncio.StreamReader) -> None:
+        """From the server to the client."""
         while chunk := await server.read(CHUNK_BYTES):
             if self.closing in (Deed.CUT_AFTER, Deed.KEEP_ANSWER):
                 if COMMITTED in chunk and self.closing is Deed.CUT_AFTER:
@@ -101,7 +103,7 @@ class _Line:
 
 
 @asynccontextmanager
-async def proxied(access: Access, folder: Path) -> AsyncIterator[tuple[Access, WireProxy]]:
+async def proxied(access: Access, folder: Path) -> AsyncGenerator[tuple[Access, WireProxy]]:
     """The same database through a proxy."""
     parameters = conninfo_to_dict(access.owner)
     name = f".s.PGSQL.{parameters['port']}"

@@ -5,52 +5,30 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
-import structlog
-from psycopg.conninfo import make_conninfo
+from holders import WAIT_SECONDS, next_line, own_folder, process_on, query, start, wait_until
 
 from postseal.errors import StartupError
 from postseal.postgres import binaries
 from postseal.postgres.account import account_for
 from postseal.postgres.durability import check_durability
-from postseal.postgres.embedded import EmbeddedServer, start_or_join
 from postseal.postgres.home import Home, default_home, open_home, require_passage, server_lives
 from postseal.postgres.postmaster import SETTINGS, recorded_pid, stop_postmaster, telling_line
 
 AS_ROOT = os.geteuid() == 0
-WAIT_SECONDS = 30
-
-HOLDER = """
-import pathlib, structlog, sys
-from postseal.postgres.embedded import start_or_join
-log = structlog.wrap_logger(structlog.PrintLogger(sys.stderr))
-server = start_or_join(pathlib.Path(sys.argv[1]), log=log)
-print("holding", flush=True)
-sys.stdin.read()
-print(server.release(), flush=True)
-"""
 
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    """Make a folder that the server's account can pass through; pytest's own are 0700."""
-    folder = Path(tempfile.mkdtemp(prefix="postseal-", dir="/tmp")).resolve()
-    folder.chmod(0o711)
-    yield folder
-    for data in folder.glob("*/data"):
-        home = Home(data.parent)
-        if server_lives(home):
-            stop_postmaster(home, recorded_pid(home))
-    shutil.rmtree(folder)
+    """One folder for the homes of this module."""
+    with own_folder() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -68,50 +46,8 @@ def home(made_home: Path) -> Iterator[Path]:
     """Lend the made home and see that the test stopped its server."""
     yield made_home
     left_running = server_lives(Home(made_home))
-    stop_postmaster(Home(made_home), recorded_pid(Home(made_home)))
+    stop_postmaster(Home(made_home))
     assert not left_running
-
-
-def start(home: Path) -> EmbeddedServer:
-    """Start or join without logging."""
-    return start_or_join(home, log=structlog.wrap_logger(structlog.ReturnLogger()))
-
-
-def query(server: EmbeddedServer, statement: str, **changes: str) -> list[tuple[Any, ...]]:
-    """Run one statement over a connection of its own, whose parameters `changes` alters."""
-    with psycopg.connect(make_conninfo(server.dsn, **changes), autocommit=True) as connection:
-        cursor = connection.execute(statement.encode())
-        return cursor.fetchall() if cursor.description else []
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Poll for what another process does on the file system."""
-    give_up = time.monotonic() + WAIT_SECONDS
-    while not holds():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
-
-
-@contextmanager
-def process_on(home: Path) -> Generator[subprocess.Popen[str]]:
-    """Run another process that holds the home until its input ends; it is killed at the latest at the end."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, home],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def next_line(process: subprocess.Popen[str]) -> str:
-    """Wait for the next line that the process prints."""
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
 
 
 def test_new_homes_start_once_however_many_ask(place: Path):
@@ -133,9 +69,7 @@ def test_server_is_private_and_set_for_durability(home: Path):
     try:
         settings = dict(query(server, "SELECT name, setting FROM pg_settings"))
         methods = query(server, "SELECT DISTINCT auth_method FROM pg_hba_file_rules")
-        encoding = query(
-            server, "SELECT pg_encoding_to_char(encoding) FROM pg_database WHERE datname='postseal'"
-        )
+        encoding = query(server, "SELECT pg_encoding_to_char(encoding) FROM pg_database WHERE datname='postseal'")
         with psycopg.connect(server.dsn) as connection:
             check_durability(connection)
     finally:
@@ -367,9 +301,7 @@ def test_folder_closed_to_the_servers_account_is_named(place: Path):
     assert closed.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize(
-    ("version", "said"), [("99", "of PostgreSQL 99 and only 1"), (None, "no data folder")]
-)
+@pytest.mark.parametrize(("version", "said"), [("99", "of PostgreSQL 99 and only 1"), (None, "no data folder")])
 def test_data_that_no_server_here_can_run_is_refused(place: Path, version: str | None, said: str):
     """Data of another major version and a folder of something else are left as they are."""
     home = place / f"data-{version}"

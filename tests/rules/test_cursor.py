@@ -1,5 +1,7 @@
 """`Cursor` says the same as a plain set of retained sequences does."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,7 +52,7 @@ def test_holes_are_apart_and_not_empty(retained: set[int]):
         cursor = cursor.retaining(sequence)
     holes = cursor.holes()
     assert all(first <= last for first, last in holes)
-    assert all(last + 1 < first for (_, last), (first, _) in zip(holes, holes[1:], strict=False))
+    assert all(last + 1 < first for (_, last), (first, _) in pairwise(holes))
 
 
 def test_a_floor_never_sinks():

@@ -15,17 +15,21 @@ EVENT, OTHER_EVENT = b"e" * 16, b"o" * 16
 IDENTITY, OTHER_IDENTITY = b"i" * 32, b"x" * 32
 
 
+STANDING = Cursor(floor=2, contiguous=4, highest=7, above=0b100)
+
+
 @dataclass(frozen=True)
 class Case:
     """What stands before `judge`: at first sequence 5 of a stream whose floor is 2 and that has 3, 4 and 7."""
 
-    cursor: Cursor = Cursor(floor=2, contiguous=4, highest=7, above=0b100)
+    cursor: Cursor = STANDING
     sequence: int = 5
     matches: Matches = NOTHING_RETAINED
     retired: bool = False
     key: KeyState = KeyState.ACCEPTING
 
     def judged(self) -> Judgement:
+        """What becomes of it."""
         return judge(
             self.cursor,
             event_id=EVENT,
@@ -52,17 +56,13 @@ FAULTS: dict[Outcome | Reason, tuple[str, Callable[[Case], Case]]] = {
     Reason.EVENT_CONFLICT: ("event", lambda case: _with_event(case, OTHER_IDENTITY)),
     Reason.IDEMPOTENCY_CONFLICT: (
         "idempotency",
-        lambda case: replace(
-            case, matches=structs.replace(case.matches, event_of_idempotency_key=OTHER_EVENT)
-        ),
+        lambda case: replace(case, matches=structs.replace(case.matches, event_of_idempotency_key=OTHER_EVENT)),
     ),
     Reason.BELOW_REPLAY_FLOOR: ("sequence", lambda case: replace(case, sequence=2)),
     Reason.SEQUENCE_CONFLICT: ("sequence", lambda case: replace(case, sequence=7)),
     Reason.SEQUENCE_BEYOND_WINDOW: ("sequence", lambda case: replace(case, sequence=4 + WINDOW + 1)),
 }
-PAIRS = [
-    (earlier, later) for earlier, later in combinations(FAULTS, 2) if FAULTS[earlier][0] != FAULTS[later][0]
-]
+PAIRS = [(earlier, later) for earlier, later in combinations(FAULTS, 2) if FAULTS[earlier][0] != FAULTS[later][0]]
 
 
 @pytest.mark.parametrize("answer", FAULTS)
@@ -88,9 +88,7 @@ def test_all_pairs_that_can_occur_together_are_in_the_table():
 @pytest.mark.parametrize("key", list(KeyState))
 @pytest.mark.parametrize("retired", [False, True])
 @pytest.mark.parametrize("sequence", [1, 2, 4, 5, 7, 12, 13, 2**53 - 1])
-def test_a_duplicate_is_told_whatever_became_of_stream_key_and_floor(
-    key: KeyState, retired: bool, sequence: int
-):
+def test_a_duplicate_is_told_whatever_became_of_stream_key_and_floor(key: KeyState, retired: bool, sequence: int):
     """An acknowledgement that was lost can always be had again; only a removed key has no say any more."""
     case = _with_event(Case(key=key, retired=retired, sequence=sequence), IDENTITY)
     expected = Reason.KEY_UNKNOWN if key is KeyState.REMOVED else Outcome.DUPLICATE

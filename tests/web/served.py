@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import uvloop
-from fleet import Device, as_owner, enrol
 from wire import Answer, Client
 
+from fleet import Device, as_owner, enrol
 from postseal.postgres.access import Access
 from postseal.service import running_service
 from postseal.settings import Settings
@@ -65,7 +65,7 @@ def running_site(access: Access, settings: Settings, *, device: Device | None = 
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(run())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again in the test's own thread
             failures.append(error)
         finally:
             started.set()

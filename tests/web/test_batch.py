@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from fleet import Device, as_owner, enrol
 from served import Site, running_site
 from wire import Answer, post_batch
 
+from fleet import Device, as_owner, enrol
 from postseal.postgres.access import Access
 from postseal.settings import Settings
 

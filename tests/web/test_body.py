@@ -4,10 +4,10 @@ import hashlib
 from collections.abc import Iterator
 
 import pytest
-from fleet import enrol
 from served import Site, running_site
 from wire import ENVELOPE, NDJSON, Answer, post, post_batch, request
 
+from fleet import enrol
 from postseal.postgres.access import Access
 from postseal.settings import Settings
 

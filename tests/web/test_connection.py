@@ -1,13 +1,14 @@
-"""One connection: what is no HTTP, too much of it, or too slow, and that nothing of it can be mistaken for an answer."""
+"""One connection: what is no HTTP, too much of it, or too slow, and what cannot be mistaken for an answer."""
 
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import pytest
-from fleet import enrol
 from served import Site, running_site
 from wire import ENVELOPE, Client, get, post, request
 
+from fleet import enrol
 from postseal.postgres.access import Access
 from postseal.settings import Settings
 from postseal.web import connection
@@ -90,7 +91,7 @@ def test_too_many_connections_are_told_so(site: Site, monkeypatch: pytest.Monkey
         assert first.ask(get("/healthz")).status == 200
 
 
-def running_site_of(site: Site, connections: int, monkeypatch: pytest.MonkeyPatch):
+def running_site_of(site: Site, connections: int, monkeypatch: pytest.MonkeyPatch) -> AbstractContextManager[Site]:
     """Another server on the same database, which takes only so many connections."""
     monkeypatch.setattr("postseal.web.server._max_connections", lambda: connections)
     return running_site(site.access, Settings(), device=site.device)
@@ -152,13 +153,11 @@ CHUNKED = HEAD + b"transfer-encoding: chunked\r\n"
         CHUNKED + b"\r\nzz\r\n{}\r\n0\r\n\r\n",
         CHUNKED + b"\r\n2\r\n{}x\r\n0\r\n\r\n",
         CHUNKED + b"\r\n2\r\n{}\r\n0\r\nauthorization: Bearer x\r\n\r\n",
-        CHUNKED + b"\r\n2\r\n{}\r\n0\r\nx: " + b"a" * MAX_HEAD_BYTES,
+        CHUNKED + b"\r\n2\r\n{}\r\n0\r\nx: " + b"a" * (20 * MAX_HEAD_BYTES),
         b"GET /healthz HTTP/9.9\r\n\r\n",
-        b"GET  /healthz HTTP/1.1\r\n\r\n",
         b"GET /health\xffz HTTP/1.1\r\n\r\n",
         b"GET /health\0z HTTP/1.1\r\n\r\n",
         b"CONNECT a:1 HTTP/1.1\r\nhost: a:1\r\n\r\n",
-        b"OPTIONS * HTTP/1.1\r\nhost: a\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         HEAD + b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: 2\r\n\r\n{}",
@@ -173,7 +172,7 @@ def test_what_is_no_plain_request_is_refused(site: Site, raw: bytes) -> None:
         assert client.is_closed()
 
 
-@pytest.mark.parametrize("end", [b"0\r\nx: y\r\n\r\n", b"2;" + b"e" * 100_000])
+@pytest.mark.parametrize("end", [b"0\r\nx: y\r\n\r\n", b"2;" + b"e" * (20 * MAX_HEAD_BYTES)])
 def test_a_known_callers_broken_body_is_never_taken(site: Site, end: bytes) -> None:
     """An envelope whose chunks end in trailers, or in an endless extension, is not committed."""
     device = enrol(site.access, f"broken-{len(end)}")
@@ -220,11 +219,8 @@ def test_broken_chunks_behind_a_request_are_not_its_answer(site: Site) -> None:
     device = enrol(site.access, "broken-behind")
     with site.client() as client:
         client.send(post(device.token.reveal(), device.envelope(1)) + CHUNKED + b"\r\nzz\r\n")
-        try:
-            assert client.answer().status == 201
-        except EOFError:
-            pass
         assert client.is_closed()
+    assert site.ask(post(device.token.reveal(), device.envelope(2))).status == 201
 
 
 def test_pipelines_are_short(site: Site) -> None:

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from uuid import UUID
 
 import pytest
-from fleet import Device, add_key, as_owner, enrol, issue
 from served import Site
 from wire import Answer, get, post
 
+from fleet import Device, add_key, as_owner, enrol, issue
 from postseal.envelope import dsse, ed25519
 
 
@@ -53,19 +53,8 @@ def test_every_outcome(site: Site) -> None:
             assert site.audits(correlation_id) == [(outcome, None, "apollo", identity, False)]
 
 
-def event_conflict(device: Device) -> bytes:
-    return device.envelope(3, eventId=TAKEN)
-
-
-def idempotency_conflict(device: Device) -> bytes:
-    return device.envelope(3, idempotencyKey="taken-key")
-
-
-def stranger(device: Device) -> bytes:
-    return device.envelope(3, seed=bytes(32))
-
-
 def forged(device: Device) -> bytes:
+    """A good envelope under a signature of nobody's."""
     whole = dsse.unwrap(device.envelope(3))
     return dsse.wrap(whole.payload, whole.keyid, bytes(64))
 
@@ -76,12 +65,12 @@ REFUSED: list[tuple[str, int, bool, Callable[[Device], bytes]]] = [
     ("envelope_malformed", 400, False, lambda _device: b"{}"),
     ("route_mismatch", 403, False, lambda d: d.envelope(3, route={"tenant": "x", "project": "y", "producer": "z"})),
     ("identity_out_of_bounds", 422, False, lambda d: d.envelope(0)),
-    ("key_unknown", 403, False, stranger),
+    ("key_unknown", 403, False, lambda d: d.envelope(3, seed=bytes(32))),
     ("signature_invalid", 403, False, forged),
     ("schema_version_unsupported", 422, False, lambda d: d.envelope(3, schemaVersion=2)),
     ("payload_invalid", 422, False, lambda d: d.envelope(3, more=1)),
-    ("event_conflict", 409, False, event_conflict),
-    ("idempotency_conflict", 409, False, idempotency_conflict),
+    ("event_conflict", 409, False, lambda d: d.envelope(3, eventId=TAKEN)),
+    ("idempotency_conflict", 409, False, lambda d: d.envelope(3, idempotencyKey="taken-key")),
     ("sequence_conflict", 409, False, lambda d: d.envelope(1)),
     ("sequence_beyond_window", 409, True, lambda d: d.envelope(1026)),
 ]

@@ -64,12 +64,19 @@ def _only_listed() -> None:
     """Stand in the list of commands for one that was not named."""
 
 
-def _program_options(
-    *, version: Annotated[bool, Option("--version", help="Print the version and exit.", is_eager=True)] = False
-) -> None:
-    if version:
+def _show_version(wanted: bool) -> None:
+    if wanted:
         print(metadata.version("postseal"))
         raise Exit
+
+
+def _program_options(
+    *,
+    _version: Annotated[
+        bool, Option("--version", help="Print the version and exit.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Take what stands before the noun."""
 
 
 def _terminate(*_: object) -> NoReturn:

@@ -16,6 +16,8 @@ from postseal.envelope.canonical import MAX_INTEGER
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 MAX_SUBSCHEMAS: Final = 1000
 """Counted again behind each `$ref`, so that a few definitions cannot unfold into very many."""
+MAX_DEPTH: Final = 32
+"""Of subschemas within each other, along each `$ref`; data is no deeper."""
 
 KEYWORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "$ref": ("$ref",),
@@ -71,41 +73,41 @@ def require_closed(schema: object) -> None:
     if not isinstance(root.get("$id", ""), str):
         raise NotClosedError(("$id",), "not a string")
     walk = _Walk(_members(root, "$defs", ()))
-    try:
-        walk.visit({name: root[name] for name in root if name not in AT_THE_ROOT}, (), ())
-        for name, definition in walk.definitions.items():
-            walk.visit(definition, ("$defs", name), (name,))
-    except RecursionError:
-        raise NotClosedError((), "nested too deep") from None
+    walk.visit({name: root[name] for name in root if name not in AT_THE_ROOT}, (), ())
+    for name, definition in walk.definitions.items():
+        walk.visit(definition, ("$defs", name), ())
 
 
 @dataclass(slots=True)
 class _Walk:
-    """A walk through a schema that follows its references; `within` names the definitions that a visit is inside of."""
+    """A walk through a schema that follows its references; `around` has the subschemas that a visit is inside of."""
 
     definitions: dict[str, object]
     visits: int = 0
 
-    def visit(self, subschema: object, path: Path, within: tuple[str, ...]) -> None:
+    def visit(self, subschema: object, path: Path, around: tuple[Path, ...]) -> None:
         self.visits += 1
         if self.visits > MAX_SUBSCHEMAS:
             raise NotClosedError(path, f"more than {MAX_SUBSCHEMAS} subschemas, counted again behind each $ref")
+        if len(around) == MAX_DEPTH:
+            raise NotClosedError(path, f"more than {MAX_DEPTH} subschemas within each other")
         if not isinstance(subschema, dict):
             raise NotClosedError(path, "not an object; true and false take the place of no subschema here")
         schema = cast("dict[str, Any]", subschema)
         form = _form(schema, path)
+        around = (*around, path)
         _require_keywords(schema, form, path)
         match form:
             case "$ref":
-                self._follow(schema["$ref"], (*path, "$ref"), within)
+                self._follow(schema["$ref"], (*path, "$ref"), around)
             case "anyOf" | "oneOf":
                 for number, branch in enumerate(_filled_list(schema, form, path)):
-                    self.visit(branch, (*path, form, str(number)), within)
+                    self.visit(branch, (*path, form, str(number)), around)
             case "object":
-                self._visit_members(schema, path, within)
+                self._visit_members(schema, path, around)
             case "array":
                 _require_array(schema, path)
-                self.visit(schema["items"], (*path, "items"), within)
+                self.visit(schema["items"], (*path, "items"), around)
             case "string":
                 _require_string(schema, path)
             case "integer":
@@ -115,15 +117,16 @@ class _Walk:
             case _:  # a boolean has nothing to bound
                 pass
 
-    def _follow(self, target: object, path: Path, within: tuple[str, ...]) -> None:
+    def _follow(self, target: object, path: Path, around: tuple[Path, ...]) -> None:
         name = target.removeprefix("#/$defs/") if isinstance(target, str) else ""
         if target != f"#/$defs/{name}" or name not in self.definitions:
             raise NotClosedError(path, "not #/$defs/ and the name of a definition of this file")
-        if name in within:
+        definition = ("$defs", name)
+        if definition in around:
             raise NotClosedError(path, "leads back to where it stands, so that nothing bounds the depth")
-        self.visit(self.definitions[name], ("$defs", name), (*within, name))
+        self.visit(self.definitions[name], definition, around)
 
-    def _visit_members(self, schema: dict[str, Any], path: Path, within: tuple[str, ...]) -> None:
+    def _visit_members(self, schema: dict[str, Any], path: Path, around: tuple[Path, ...]) -> None:
         if schema.get("additionalProperties") is not False:
             raise NotClosedError(path, 'an object without "additionalProperties": false')
         members = _members(schema, "properties", path)
@@ -131,7 +134,7 @@ class _Walk:
         if not all(isinstance(name, str) and name in members for name in required):
             raise NotClosedError((*path, "required"), "names what properties does not")
         for name, member in members.items():
-            self.visit(member, (*path, "properties", name), within)
+            self.visit(member, (*path, "properties", name), around)
 
 
 def _form(schema: dict[str, Any], path: Path) -> str:

@@ -71,7 +71,7 @@ def _parse(raw: bytes) -> Any:
     except NotClosedError:
         raise
     except (ValueError, RecursionError):
-        raise NotClosedError((), "not a JSON document in UTF-8") from None
+        raise NotClosedError((), "not a JSON document in UTF-8, or nested too deep") from None
     return schema
 
 

@@ -17,6 +17,7 @@ def payload_schema(kinds: Kinds = NO_KINDS) -> bytes:
     schema = json.loads(published)
     for name, kind in kinds.items():
         identifier = f"urn:postseal:schema:kind:{name}"
-        schema["$defs"][name] = kind.schema | {"$id": identifier}
+        resource = {keyword: value for keyword, value in kind.schema.items() if keyword != "$schema"}
+        schema["$defs"][name] = resource | {"$id": identifier}
         schema["$defs"]["data"]["oneOf"].append({"$ref": identifier})
     return json.dumps(schema, ensure_ascii=False, indent=2).encode()

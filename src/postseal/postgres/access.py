@@ -87,6 +87,5 @@ def connect_at_startup(conninfo: str) -> Generator[psycopg.Connection]:
 
 
 def first_line(error: Exception) -> str:
-    """What libpq says, without the list of addresses that it tried. It never repeats a password."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    """What libpq says, without its hints and the list of addresses that it tried. It never repeats a password."""
+    return str(error).partition("\n")[0] or type(error).__name__

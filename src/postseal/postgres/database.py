@@ -1,6 +1,7 @@
 """Connections: one login role a part of the service, a small pool for everything that is not a group commit."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self, TypeVar
 
@@ -34,6 +35,16 @@ KEEPALIVE = {
     "keepalives_count": "3",
     "target_session_attrs": "read-write",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """How a pool stands; `timeouts` counts the requests that got no connection since it was opened."""
+
+    connections: int
+    idle: int
+    waiting: int
+    timeouts: int
 
 
 class Part(StrEnum):
@@ -97,6 +108,16 @@ class Database:
 
     async def __aexit__(self, *error: object) -> None:
         await self._pool.close()
+
+    def stats(self) -> PoolStats:
+        """How the pool stands now."""
+        stats = self._pool.get_stats()
+        return PoolStats(
+            connections=stats["pool_size"],
+            idle=stats["pool_available"],
+            waiting=stats["requests_waiting"],
+            timeouts=stats.get("requests_errors", 0),
+        )
 
     async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """The result of `work`, once it has committed for certain.

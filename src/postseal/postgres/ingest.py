@@ -90,7 +90,7 @@ SET_PLANS: LiteralString = """
 SELECT set_config('plan_cache_mode', 'force_generic_plan', true),
        set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),
        set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
-       set_config('jit', 'off', true)
+       set_config('enable_sort', 'off', true), set_config('jit', 'off', true)
 """
 
 LOCK_STREAMS: LiteralString = """
@@ -116,14 +116,27 @@ FROM unnest(%(tenants)s::text[], %(keyids)s::text[]) AS wanted (tenant, keyid)
 JOIN keys k ON k.tenant = wanted.tenant AND k.keyid = wanted.keyid
 """
 
+# An equality join leaves the planner free to probe another index by (tenant, stream) and read a whole stream: with few
+# rows or none that costs the same, and a generic plan of a fresh database fell from 7,000 to 600 envelopes a second. An
+# order over a range of rows, and no sort, leave the one index that has that order.
 LOOK_UP: LiteralString = """
 SELECT true, i.tenant, i.stream, uuid_send(i.event_id), i.event_identity
-FROM unnest(%(tenants)s::text[], %(streams)s::bigint[], %(event_ids)s::uuid[]) AS wanted (tenant, stream, event_id)
-JOIN identities i ON i.tenant = wanted.tenant AND i.stream = wanted.stream AND i.event_id = wanted.event_id
+FROM unnest(%(tenants)s::text[], %(streams)s::bigint[], %(event_ids)s::uuid[]) AS w (tenant, stream, event_id)
+CROSS JOIN LATERAL (
+    SELECT * FROM identities i
+    WHERE (i.tenant, i.stream, i.event_id) >= (w.tenant, w.stream, w.event_id)
+      AND (i.tenant, i.stream, i.event_id) <= (w.tenant, w.stream, w.event_id)
+    ORDER BY i.tenant, i.stream, i.event_id LIMIT 1
+) AS i
 UNION ALL
 SELECT false, i.tenant, i.stream, uuid_send(i.idempotency_hash), uuid_send(i.event_id)
-FROM unnest(%(tenants)s::text[], %(streams)s::bigint[], %(hashes)s::uuid[]) AS wanted (tenant, stream, hash)
-JOIN identities i ON i.tenant = wanted.tenant AND i.stream = wanted.stream AND i.idempotency_hash = wanted.hash
+FROM unnest(%(tenants)s::text[], %(streams)s::bigint[], %(hashes)s::uuid[]) AS w (tenant, stream, hash)
+CROSS JOIN LATERAL (
+    SELECT * FROM identities i
+    WHERE (i.tenant, i.stream, i.idempotency_hash) >= (w.tenant, w.stream, w.hash)
+      AND (i.tenant, i.stream, i.idempotency_hash) <= (w.tenant, w.stream, w.hash)
+    ORDER BY i.tenant, i.stream, i.idempotency_hash LIMIT 1
+) AS i
 """
 
 WRITE: LiteralString = """

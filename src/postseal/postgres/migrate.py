@@ -22,6 +22,8 @@ from postseal.postgres.database import Part
 LOCK_TIMEOUT_MS = 5_000
 """A migration that waits longer for a table's lock gives up, so that the running service is not stopped behind it."""
 ADVISORY_LOCK = 0x706F7374  # "post": one migration of a database at a time
+TURN_TIMEOUT_MS = 60_000
+"""How long a migration waits for another one of the same database."""
 
 _NUMBERED = re.compile(r"(\d{4})_[a-z0-9_]+\.sql")
 _PASSWORD_LINE = re.compile(r"\*:\*:\*:([a-z_][a-z0-9_]*):([A-Za-z0-9_-]+)")
@@ -71,7 +73,7 @@ def require_current_schema(connection: psycopg.Connection[Any]) -> None:
 
 def migrate(connection: psycopg.Connection[Any], *, prefix: str, passfile: Path) -> list[Migration]:
     """Bring a database up to date; returns what was applied. `connection` is the owner's, in autocommit mode."""
-    connection.execute("SELECT pg_advisory_lock(%s)", [ADVISORY_LOCK])
+    _take_turn(connection)
     try:
         todo = pending(connection)
         _make_roles(connection, prefix, passfile)
@@ -80,6 +82,16 @@ def migrate(connection: psycopg.Connection[Any], *, prefix: str, passfile: Path)
     finally:
         connection.execute("SELECT pg_advisory_unlock(%s)", [ADVISORY_LOCK])
     return todo
+
+
+def _take_turn(connection: psycopg.Connection[Any]) -> None:
+    # The session keeps the lock, the transaction is there for the time-out alone.
+    try:
+        with connection.transaction():
+            connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(TURN_TIMEOUT_MS))
+            connection.execute("SELECT pg_advisory_lock(%s)", [ADVISORY_LOCK])
+    except psycopg.errors.LockNotAvailable:
+        raise StartupError("another migration of this database does not end: look for its session") from None
 
 
 def _apply(connection: psycopg.Connection[Any], migration: Migration, prefix: str) -> None:

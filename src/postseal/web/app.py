@@ -23,8 +23,9 @@ from postseal.web.enrolments import EnrolmentCalls
 from postseal.web.envelopes import EnvelopeCalls
 from postseal.web.head import read_head
 from postseal.web.health import HealthCalls
+from postseal.web.metrics import MetricsCalls
 from postseal.web.peer import TrustedProxies
-from postseal.web.refusals import log_bug, log_refusal
+from postseal.web.refusals import Refusals, log_bug
 from postseal.web.streams import StreamCalls
 
 STREAMS = "/v1/projects/{project}/streams"
@@ -37,6 +38,7 @@ class App:
         settings = service.settings
         self.stopping = asyncio.Event()
         """Set to end every wait for something new."""
+        self.refusals = Refusals(service.metrics)
         self._door = service.door
         self._proxies = TrustedProxies(settings.trusted_proxies)
         held_for_strangers = HeldBytes(settings.max_pending_body_bytes)
@@ -47,6 +49,7 @@ class App:
             max_envelope_bytes=settings.max_envelope_bytes,
             held_for_strangers=held_for_strangers,
             held_for_known=HeldBytes(settings.max_pending_body_bytes),
+            refusals=self.refusals,
         )
         self._hot: dict[bytes, ASGIApp] = {
             b"/v1/envelopes": envelopes.post_single,
@@ -69,6 +72,7 @@ class App:
             stopping=self.stopping,
             clock=time.monotonic,
         )
+        metrics = MetricsCalls(service.metrics, service.sampler)
         health = HealthCalls(Readiness(service.ingest, service.committer, time.monotonic))
         return [
             Route("/v1/enrolments", enrolments.post, methods=["POST"]),
@@ -78,6 +82,7 @@ class App:
             Route("/v1/projects/{project}/producers/{producer}/keys", streams.list_keys),
             Route("/healthz", health.healthz),
             Route("/readyz", health.readyz),
+            Route("/metrics", metrics.get),
             Route("/schemas/payload.v1.schema.json", health.payload_schema),
         ]
 
@@ -119,5 +124,5 @@ class App:
                 refused = Refused(Reason.UNAVAILABLE, "an unexpected error; nothing is known to be committed")
         head = read_head(scope, self._proxies)
         refusal = Refusal(refused.reason, correlation_id, refused.detail)
-        log_refusal(refusal, self._door.recall(head.credential), head.peer)
+        self.refusals.note(refusal, self._door.recall(head.credential), head.peer)
         return answers.of_refused(refused, correlation_id, *headers)

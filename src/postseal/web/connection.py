@@ -36,6 +36,8 @@ from postseal.outcomes import Reason
 from postseal.web import answers
 from postseal.web.body import TIMED_OUT
 from postseal.web.lingering import UNREAD_S, LingeringTransport
+from postseal.web.peer import NOBODY
+from postseal.web.refusals import Refusals
 
 MAX_HEAD_BYTES = 16 * 1024
 MAX_HEADERS = 64
@@ -64,9 +66,17 @@ class _Fault(Exception):
 class BoundedHttp(HttpToolsProtocol):
     """uvicorn's protocol, bounded. The parser calls the `on_` methods while it is fed."""
 
-    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], bounds: Bounds) -> None:
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        bounds: Bounds,
+        refusals: Refusals,
+    ) -> None:
         super().__init__(config, server_state, app_state)
         self._bounds = bounds
+        self._refusals = refusals
         self._phase = _Phase.HEAD
         self._begun = False
         self._progressed = False
@@ -234,7 +244,9 @@ class BoundedHttp(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _give_up(self, reason: Reason, detail: str, status: int | None = None) -> None:
-        answer = answers.of_refusal(Refusal(reason, new_correlation_id(), detail), status=status)
+        refusal = Refusal(reason, new_correlation_id(), detail)
+        self._refusals.note(refusal, None, self.client[0] if self.client else NOBODY)
+        answer = answers.of_refusal(refusal, status=status)
         fields = [*self.server_state.default_headers, *answer.headers]
         fields += [(b"content-length", b"%d" % len(answer.body)), (b"connection", b"close")]
         head = b"".join([b"%b: %b\r\n" % field for field in fields])

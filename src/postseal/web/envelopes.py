@@ -17,7 +17,7 @@ from postseal.web import answers
 from postseal.web.body import BodyRefused, HeldBytes, receive_body
 from postseal.web.head import Head, read_head
 from postseal.web.peer import TrustedProxies
-from postseal.web.refusals import log_refusal
+from postseal.web.refusals import Refusals
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,14 @@ class EnvelopeCalls:
         max_envelope_bytes: int,
         held_for_strangers: HeldBytes,
         held_for_known: HeldBytes,
+        refusals: Refusals,
     ) -> None:
         self._inbox = inbox
         self._door = door
         self._proxies = proxies
         self._held_for_strangers = held_for_strangers
         self._held_for_known = held_for_known
+        self._refusals = refusals
         self._single = _Kind(ENVELOPE_MEDIA_TYPE.encode(), max_envelope_bytes, self._receive_single)
         self._batch = _Kind(b"application/x-ndjson", MAX_BATCH_BYTES, self._receive_batch)
 
@@ -76,7 +78,7 @@ class EnvelopeCalls:
     async def _receive_single(self, inbound: Inbound) -> answers.Answer:
         verdict = await self._inbox.receive(inbound)
         if isinstance(verdict, Refusal):
-            log_refusal(verdict, self._door.recall(inbound.credential), inbound.peer)
+            self._refusals.note(verdict, self._door.recall(inbound.credential), inbound.peer)
         return answers.of_verdict(verdict)
 
     async def _receive_batch(self, inbound: Inbound) -> answers.Answer:
@@ -84,11 +86,11 @@ class EnvelopeCalls:
         refusals = [verdicts] if isinstance(verdicts, Refusal) else verdicts
         for refusal in refusals:
             if isinstance(refusal, Refusal):
-                log_refusal(refusal, self._door.recall(inbound.credential), inbound.peer)
+                self._refusals.note(refusal, self._door.recall(inbound.credential), inbound.peer)
         return answers.of_refusal(verdicts) if isinstance(verdicts, Refusal) else answers.of_batch(verdicts)
 
     async def _refuse(self, head: Head, refused: BodyRefused) -> answers.Answer:
         inbound = Inbound(head.peer, head.credential, refused.received)
         refusal = await self._inbox.refuse(inbound, refused.reason, refused.detail)
-        log_refusal(refusal, self._door.recall(head.credential), head.peer)
+        self._refusals.note(refusal, self._door.recall(head.credential), head.peer)
         return answers.of_refusal(refusal)

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 import uvloop
 
-from postseal import logs
+from postseal import logs, metrics
 from postseal.postgres.access import Access, open_access
 from postseal.service import running_service
 from postseal.settings import Settings
@@ -65,10 +65,12 @@ async def _serve(
 
 def main() -> None:
     """A child: settings come first on standard input, which its parent then keeps open."""
+    number = int(sys.argv[1])
+    metrics.share_as(number)
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
     logs.configure(settings.log_level)
     with (
-        socket.socket(fileno=int(sys.argv[1])) as listener,
+        socket.socket(fileno=number) as listener,
         open_access(settings, log=structlog.get_logger()) as access,
     ):
         run(settings, access, listener, ready=_announce_to_parent, parent=sys.stdin.buffer)

@@ -4,12 +4,16 @@ The parent binds one socket a child, all to the same address, and the kernel spr
 that ends by itself is started again on its socket, where connections have waited meanwhile. The first signal to stop
 is passed on and lets the children finish; the second ends them at once. A child reads from its parent: where that ends
 the parent is gone, and the child finishes by itself.
+
+The children write their metrics into one folder, each under its socket's number, so that a scrape of one shows all.
 """
 
+import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -18,12 +22,15 @@ import msgspec
 from structlog.typing import FilteringBoundLogger
 
 from postseal.errors import StartupError
+from postseal.metrics import FOLDER_VARIABLE, mark_dead
 from postseal.settings import Settings
 from postseal.web.server import BACKLOG, bind
 
 RESTART_DELAY_S = 1.0
 """A child that cannot live is not started more often than this."""
 LOOK_EVERY_S = 0.1
+MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - a fresh folder is made in it, as in any other for temporary files
+"""Preferred for the metrics: a file on a disk can make its writer wait, and end it where the disk is full."""
 
 
 def bind_each(host: str, port: int, count: int) -> list[socket.socket]:
@@ -52,6 +59,7 @@ class Family:
         self._log = log
         self._children: dict[socket.socket, subprocess.Popen[bytes]] = {}
         self._signals = 0
+        self._metrics = ""
 
     def run(self, ready: Callable[[str], None]) -> None:
         """Keep one child on each socket until SIGTERM or SIGINT, and until all have ended after it.
@@ -59,26 +67,32 @@ class Family:
         `ready` is told the address once every child answers. Raises StartupError if a first child cannot start.
         """
         handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            for listener in self._listeners:
-                self._children[listener] = self._start(listener)
-            addresses = [self._address(child) for child in self._children.values()]
-            if all(addresses):
-                ready(addresses[0])
-            elif not self._signals:
-                raise StartupError("a process of the service could not start: see the lines before")
-            while not self._signals:
-                time.sleep(LOOK_EVERY_S)
-                self._restart_ended()
-        finally:
-            self._end()
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+        in_memory = MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None
+        with tempfile.TemporaryDirectory(prefix="postseal-metrics-", dir=in_memory) as self._metrics:
+            try:
+                self._run(ready)
+            finally:
+                self._end()
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
+
+    def _run(self, ready: Callable[[str], None]) -> None:
+        for listener in self._listeners:
+            self._children[listener] = self._start(listener)
+        addresses = [self._address(child) for child in self._children.values()]
+        if all(addresses):
+            ready(addresses[0])
+        elif not self._signals:
+            raise StartupError("a process of the service could not start: see the lines before")
+        while not self._signals:
+            time.sleep(LOOK_EVERY_S)
+            self._restart_ended()
 
     def _start(self, listener: socket.socket) -> subprocess.Popen[bytes]:
         child = subprocess.Popen(
             [sys.executable, "-m", "postseal.web.process", str(listener.fileno())],
             pass_fds=[listener.fileno()],
+            env={**os.environ, FOLDER_VARIABLE: self._metrics},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # A Ctrl-C of the terminal reaches the parent alone, which passes it on once.
@@ -99,6 +113,7 @@ class Family:
             status = child.poll()
             if status is not None and not self._signals:
                 self._log.error("a process of the service ended and is started again", status=status)
+                mark_dead(listener.fileno(), self._metrics)
                 time.sleep(RESTART_DELAY_S)
                 self._children[listener] = self._start(listener)
 

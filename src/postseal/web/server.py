@@ -77,7 +77,7 @@ async def listening(service: Service, listener: socket.socket) -> AsyncGenerator
     state = ServerState()
     bounds = Bounds(service.settings.receive_deadline_s, _max_connections())
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: BoundedHttp(config, state, {}, bounds), sock=listener)
+    server = await loop.create_server(lambda: BoundedHttp(config, state, {}, bounds, app.refusals), sock=listener)
     dating = asyncio.create_task(_keep_date(state))
     try:
         yield address_of(listener)

@@ -4,7 +4,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ class OwnServer:
 
     @property
     def postmaster(self) -> int:
+        """Its process id."""
         pid = recorded_pid(self.home)
         assert pid is not None
         return pid
@@ -48,7 +49,7 @@ class OwnServer:
         return [self.postmaster, *(pid for (pid,) in rows)]
 
     @contextmanager
-    def frozen(self) -> Iterator[None]:
+    def frozen(self) -> Generator[None]:
         """It keeps its connections, takes new ones, and answers nothing."""
         stopped = self.processes()
         for pid in stopped:
@@ -61,9 +62,9 @@ class OwnServer:
 
 
 @contextmanager
-def own_server() -> Iterator[OwnServer]:
+def own_server() -> Generator[OwnServer]:
     """Make, migrate and start one; at the end nothing of it lives and its folder is gone."""
-    folder = Path(tempfile.mkdtemp(prefix="postseal-own-", dir="/tmp")).resolve()  # noqa: S108 - a fresh name, short enough for a socket
+    folder = Path(tempfile.mkdtemp(prefix="postseal-own-", dir="/tmp")).resolve()
     folder.chmod(0o711)
     home = Home(folder / "home")
     server = OwnServer(home, Access(conninfo_for(home.dsn), folder / "roles.pgpass", "postseal"), [])

@@ -1,0 +1,142 @@
+"""What the running parts know of themselves, brought into the metrics.
+
+Every second, so that a process which is not asked itself shows in the sum of all, and again when this one is asked. The
+backlog of the database is read only when somebody asks, and at most every BACKLOG_FOR_S.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+import psycopg
+import structlog
+from prometheus_client import Counter, ProcessCollector
+from structlog.typing import FilteringBoundLogger
+
+from postseal.commit import Committer
+from postseal.door import Door
+from postseal.errors import Unavailable
+from postseal.inbox import Inbox
+from postseal.limits import RateLimiter
+from postseal.metrics import Limiter, Memory, Metrics, Pool
+from postseal.postgres.access import Access
+from postseal.postgres.backlog import read_backlog
+from postseal.postgres.database import Database
+
+SAMPLE_EVERY_S = 1.0
+BACKLOG_FOR_S = 15.0
+BACKLOG_DEADLINE_S = 2.0
+
+_log: FilteringBoundLogger = structlog.get_logger("postseal.metrics")
+
+
+@dataclass(slots=True)
+class Sampler:
+    """Reads the parts of one process. `sample` costs a fraction of a millisecond and asks no database."""
+
+    metrics: Metrics
+    access: Access
+    pools: Mapping[Pool, Database]
+    door: Door
+    inbox: Inbox
+    committer: Committer
+    _brought: dict[Counter, float] = field(default_factory=dict[Counter, float])
+    _process: ProcessCollector = field(default_factory=lambda: ProcessCollector(registry=None))
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _read_at_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.metrics.processes.set(1)
+        self.metrics.build_info.labels(version("postseal")).set(1)
+
+    def sample(self) -> None:
+        """Bring everything that is known without asking."""
+        self._sample_flow()
+        self._sample_database()
+        self._sample_process()
+
+    async def sample_backlog(self) -> None:
+        """Read the backlog unless that was tried within the last seconds. What cannot be read stays as it was."""
+        async with self._reading:
+            now_s = time.monotonic()
+            if self._read_at_s is not None and now_s - self._read_at_s < BACKLOG_FOR_S:
+                return
+            self._read_at_s = now_s
+            try:
+                async with asyncio.timeout(BACKLOG_DEADLINE_S):
+                    backlog = await self.pools[Pool.INGEST].transact(read_backlog)
+            except (Unavailable, TimeoutError, psycopg.Error) as error:
+                _log.warning("backlog_not_read", error=type(error).__name__)
+                return
+        metrics = self.metrics
+        metrics.backlog_read_at.set(time.time())
+        metrics.streams_read.set(backlog.streams)
+        metrics.streams_with_holes.set(backlog.streams_with_holes)
+        metrics.missing_sequences.set(backlog.missing_sequences)
+        metrics.payload_age.set(backlog.oldest_payload_age_s)
+        metrics.expired_payloads.set(backlog.expired_payloads)
+        metrics.expired_age.set(backlog.expired_age_s)
+
+    def _sample_flow(self) -> None:
+        metrics = self.metrics
+        metrics.queue_entries.set(self.committer.queued_entries)
+        self._bring(metrics.signatures, self.inbox.verified)
+        self._bring(metrics.signature_seconds, self.inbox.verified_s)
+        for memory, lookups in ((Memory.CREDENTIALS, self.door.lookups), (Memory.SIGNERS, self.inbox.lookups)):
+            self._bring(metrics.lookups[memory, True], lookups.hits)
+            self._bring(metrics.lookups[memory, False], lookups.misses)
+        self._sample_limiter(Limiter.PEER, self.door.limiter)
+        self._sample_limiter(Limiter.SYNC, self.inbox.limiter)
+
+    def _sample_limiter(self, name: Limiter, limiter: RateLimiter) -> None:
+        for granted, asked in ((True, limiter.granted), (False, limiter.refused)):
+            self._bring(self.metrics.limiter_requests[name, granted], asked.requests)
+            self._bring(self.metrics.limiter_permits[name, granted], asked.permits)
+        self._bring(self.metrics.permits_returned[name], limiter.returned_permits)
+
+    def _sample_database(self) -> None:
+        metrics = self.metrics
+        metrics.accepting.set(self.access.accepting())
+        if self.access.disk is not None:
+            metrics.disk_free.labels("database").set(self.access.disk.state.free_bytes)
+        for name, database in self.pools.items():
+            stats = database.stats()
+            metrics.pool_in_use[name].set(stats.connections - stats.idle)
+            metrics.pool_idle[name].set(stats.idle)
+            metrics.pool_waiting[name].set(stats.waiting)
+            self._bring(metrics.pool_timeouts[name], stats.timeouts)
+
+    def _sample_process(self) -> None:
+        # Nothing where the system has no /proc.
+        known = {sample.name: sample.value for family in self._process.collect() for sample in family.samples}
+        metrics = self.metrics
+        self._bring(metrics.cpu_seconds, known.get("process_cpu_seconds_total", 0))
+        metrics.resident_bytes.set(known.get("process_resident_memory_bytes", 0))
+        metrics.open_files.set(known.get("process_open_fds", 0))
+        metrics.max_files.set(known.get("process_max_fds", 0))
+        metrics.start_time.set(known.get("process_start_time_seconds", 0))
+
+    def _bring(self, counter: Counter, total: float) -> None:
+        """Let `counter` grow by what `total` grew since it was brought last."""
+        counter.inc(total - self._brought.get(counter, 0))
+        self._brought[counter] = total
+
+
+@asynccontextmanager
+async def sampling(sampler: Sampler) -> AsyncGenerator[None]:
+    """Sample every second until the block ends, and once more then."""
+
+    async def run() -> None:
+        while True:
+            sampler.sample()
+            await asyncio.sleep(SAMPLE_EVERY_S)
+
+    task = asyncio.create_task(run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        sampler.sample()
