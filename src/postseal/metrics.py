@@ -1,7 +1,7 @@
 """Every metric of the service: its name, labels and meaning, as docs/metrics.md lists them.
 
-Labels take the members of closed sets as values, and each series is made here, at the start: nothing that a caller
-sends can make a series or stand in one. No tenant, project, device or peer is a label.
+Labels take the members of closed sets as values, and their series are made at the start: nothing that a caller sends can
+make a series or stand in one. No tenant, project, device or peer is a label.
 
 On the path of an envelope these are touched once a group. What happens more often its part counts in plain numbers,
 which `sampler.py` brings here. Where several processes share a port, each writes its numbers into files of one folder,
@@ -106,22 +106,20 @@ class Metrics:
         self.signature_seconds = self._counter("signature_seconds_total", "Seconds spent on verifying signatures")
 
     def _make_callers(self) -> None:
-        requests = self._counter(
-            "limiter_requests_total", "Requests, by what a limiter said of them", "limiter", "result"
-        )
+        requests = self._counter("limiter_requests_total", "Requests, by what a limiter answered", "limiter", "answer")
         permits = self._counter(
             "limiter_permits_total",
-            "Permits asked for and granted, or refused; returned are those of the peer limiter for valid credentials",
+            "Permits that were asked for; those of the peer limiter are returned where the credential was valid",
             "limiter",
-            "result",
+            "answer",
         )
         lookups = self._counter(
-            "lookups_total", "Look-ups of credentials and signing keys; a miss asks the database", "memory", "result"
+            "lookups_total", "Look-ups of what may be remembered; what is not found asks the database", "memory", "found"
         )
-        said = {True: "granted", False: "refused"}
-        found = {True: "hit", False: "miss"}
-        self.limiter_requests = {(of, yes): requests.labels(of, said[yes]) for of in Limiter for yes in said}
-        self.limiter_permits = {(of, yes): permits.labels(of, said[yes]) for of in Limiter for yes in said}
+        answers = {True: "granted", False: "refused"}
+        found = {True: "yes", False: "no"}
+        self.limiter_requests = {(of, yes): requests.labels(of, answers[yes]) for of in Limiter for yes in answers}
+        self.limiter_permits = {(of, yes): permits.labels(of, answers[yes]) for of in Limiter for yes in answers}
         self.permits_returned = {of: permits.labels(of, "returned") for of in Limiter}
         self.lookups = {(of, yes): lookups.labels(of, found[yes]) for of in Memory for yes in found}
 

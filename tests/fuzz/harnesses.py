@@ -8,6 +8,7 @@ import ipaddress
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import httptools
@@ -17,7 +18,7 @@ from independent import is_event, read_json, rfc8785
 from securesystemslib.dsse import Envelope as DsseEnvelope
 
 from postseal.envelope import dsse, ed25519, enrolment, v1
-from postseal.envelope.kinds import read_kinds
+from postseal.envelope.kinds import Kinds, read_kinds
 from postseal.envelope.schema import payload_schema
 from postseal.errors import Refused, StartupError
 from postseal.identity.codes import code_hash
@@ -106,12 +107,18 @@ def kind(raw: bytes) -> None:
         for value in PROBES:
             probe = event("acme.job") | {"data": data | {name: value}}
             raw_probe = json.dumps(probe, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-            try:
-                opened = v1.open_payload(raw_probe, kinds)
-            except Refused as refused:
-                assert refused.reason is Reason.PAYLOAD_INVALID
-            else:
-                assert v1.encode_payload(opened, kinds) == raw_probe == rfc8785(probe)
+            opened = opened_or_invalid(raw_probe, kinds)
+            assert opened is None or v1.encode_payload(opened, kinds) == raw_probe == rfc8785(probe)
+
+
+def opened_or_invalid(raw: bytes, kinds: Kinds) -> v1.Payload | v1.DeploymentPayload | None:
+    """The event; None where it is `payload_invalid`. The names in a refusal are the schema's, whatever they are."""
+    try:
+        return v1.open_payload(raw, kinds)
+    except Refused as error:
+        refused = error
+    assert refused.reason is Reason.PAYLOAD_INVALID
+    return None
 
 
 def lines(raw: bytes) -> None:
@@ -184,10 +191,8 @@ def _fields(raw: bytes) -> list[tuple[bytes, bytes]] | None:
             ended.append(True)
             raise EOFError  # what follows is body
 
-    try:
+    with suppress(httptools.HttpParserError, httptools.HttpParserUpgrade):
         httptools.HttpRequestParser(Sink()).feed_data(b"POST / HTTP/1.1\r\nHost: a\r\n" + raw + b"\r\n\r\n")
-    except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-        pass
     return fields if ended else None
 
 
@@ -215,12 +220,13 @@ def attempt(read: Callable[[], T], *reasons: Reason) -> T | None:
     """What `read` returns, or None where it refuses for one of `reasons`, in plain words that quote nothing."""
     try:
         return read()
-    except Refused as refused:
-        assert refused.reason in reasons
-        assert refused.detail.isascii()
-        assert refused.detail.isprintable()
-        assert len(refused.detail) <= MAX_DETAIL_CHARACTERS
-        assert refused.__suppress_context__ or refused.__context__ is None
-        for place in re.findall(r"\$(\S+)", refused.detail):
-            assert all(name.isdigit() or name in NAMES for name in place.strip(".").split("."))
+    except Refused as error:
+        refused = error
+    assert refused.reason in reasons
+    assert refused.detail.isascii()
+    assert refused.detail.isprintable()
+    assert len(refused.detail) <= MAX_DETAIL_CHARACTERS
+    assert refused.__suppress_context__ or refused.__context__ is None
+    for place in re.findall(r"\$(\S+)", refused.detail):
+        assert all(name.isdigit() or name in NAMES for name in place.strip(".").split("."))
     return None

@@ -28,7 +28,7 @@ BEFORE_THE_SIGNATURE_HOLDS = {
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """psycopg needs asyncio."""
+    """What psycopg needs."""
     return "asyncio"
 
 

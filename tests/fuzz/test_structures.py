@@ -1,6 +1,8 @@
 """Any JSON anywhere in an event or in the envelope around it: what opens is what was sealed, or it is refused."""
 
+import functools
 import json
+import operator
 from datetime import timedelta
 from typing import Any
 
@@ -26,14 +28,9 @@ WORDS = st.sampled_from(["heartbeat", "acme.job", "controlplane/v1", "acme\n", "
 STRINGS = (st.text(max_size=12) | WORDS | NAMES).flatmap(
     lambda text: st.sampled_from([json.dumps(text, ensure_ascii=False), json.dumps(text)])
 )
-NUMBERS = (
-    st.integers().map(str)
-    | st.floats().map(json.dumps)
-    | st.sampled_from(
-        ["0", "1", "-0", "1.0", "1e0", "1E+2", "01", "+1", ".5", "1.", "1e999", "1e-999", "9007199254740991"]
-        + ["9007199254740992", "-9007199254740992", "18446744073709551616", "9" * 400, "0x1", "1_0"]
-    )
-)
+SPELLINGS = ["0", "1", "-0", "1.0", "1e0", "1E+2", "01", "+1", ".5", "1.", "1e999", "1e-999", "0x1", "1_0"]
+SPELLINGS += ["9007199254740991", "9007199254740992", "-9007199254740992", "18446744073709551616", "9" * 400]
+NUMBERS = st.integers().map(str) | st.floats().map(json.dumps) | st.sampled_from(SPELLINGS)
 ODD = st.sampled_from(
     ['"\\ud800"', '"\\u00E9"', '"\\/"', '"\x01"', "[" * 600, '{"a":' * 600 + "1" + "}" * 600, "", " 1", "tru"]
 )
@@ -64,6 +61,11 @@ def places(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(place for name, inner in members for place in places(inner, (*path, name)))]
 
 
+def at(value: Any, path: tuple[Any, ...]) -> Any:
+    """What stands at a place."""
+    return functools.reduce(operator.getitem, path, value)
+
+
 def changed(value: Any, path: tuple[Any, ...], name: str | None) -> Any:
     """A value with HERE at a place in it or, where that is an object, at a further member of the place."""
     if path:
@@ -74,13 +76,30 @@ def changed(value: Any, path: tuple[Any, ...], name: str | None) -> Any:
     return value | {name: HERE} if name is not None and isinstance(value, dict) else HERE
 
 
+def respelled(value: Any, name: object) -> list[str]:
+    """Other JSON texts for a value that is a member or an item `name`, all of which a lenient reader reads as it."""
+    text = json.dumps(value, ensure_ascii=False)
+    texts = [text, f" {text}", json.dumps(value, indent=1), f"null,{json.dumps(name)}:{text}"]
+    if isinstance(value, str):
+        texts.append('"' + "".join(f"\\u{ord(character):04X}" for character in value) + '"')
+    elif isinstance(value, int):
+        texts += [f"{value}.0", f"{value}e0", f"{value}0e-1"]
+    elif isinstance(value, dict):
+        texts.append(json.dumps(dict(reversed(value.items())), separators=(",", ":"), ensure_ascii=False))
+    return texts
+
+
 @st.composite
 def with_any_json(draw: st.DrawFn, values: st.SearchStrategy[Any]) -> bytes:
-    """The canonical text of a value, with any JSON at any place, or as any member of any object, in it."""
+    """The canonical text of a value with one place in it changed: any JSON there, or beside it, or another spelling."""
     value = draw(values)
-    further = draw(st.none() | NAMES.filter(str.isascii))
-    text = rfc8785(changed(value, draw(st.sampled_from(places(value))), further)).decode()
-    return text.replace(rfc8785(HERE).decode(), draw(ANY_JSON)).encode("utf-8", "surrogatepass")
+    path = draw(st.sampled_from(places(value)))
+    if draw(st.booleans()):
+        further, there = draw(st.none() | NAMES.filter(str.isascii)), draw(ANY_JSON)
+    else:
+        further, there = None, draw(st.sampled_from(respelled(at(value, path), path[-1] if path else None)))
+    text = rfc8785(changed(value, path, further)).decode()
+    return text.replace(rfc8785(HERE).decode(), there).encode("utf-8", "surrogatepass")
 
 
 EVENTS = st.sampled_from(list(DATA)).map(event)
@@ -97,7 +116,7 @@ def envelope_of(payload: bytes) -> dsse.Envelope:
     return envelope
 
 
-@settings(max_examples=800, deadline=A_HANG)
+@settings(max_examples=250, deadline=A_HANG)
 @given(ANY_EVENT.filter(lambda raw: 1 <= len(raw) <= dsse.MAX_PAYLOAD_BYTES))
 def test_any_json_anywhere_in_an_event(raw: bytes):
     """It opens, to these very bytes, exactly if it is an event; else it is refused for the reason of its step."""
@@ -106,7 +125,7 @@ def test_any_json_anywhere_in_an_event(raw: bytes):
     harnesses.payload(envelope.payload)
 
 
-@settings(max_examples=300, deadline=A_HANG)
+@settings(max_examples=100, deadline=A_HANG)
 @given(ANY_JSON.map(str.encode).filter(lambda raw: 1 <= len(raw) <= dsse.MAX_PAYLOAD_BYTES))
 def test_any_json_as_the_payload(raw: bytes):
     """What is signed is given back whatever it is, and is no event."""
@@ -123,7 +142,7 @@ def outer(kind: str) -> Any:
 OUTERS = {kind: outer(kind) for kind in DATA}
 
 
-@settings(max_examples=600, deadline=A_HANG)
+@settings(max_examples=200, deadline=A_HANG)
 @given(with_any_json(st.sampled_from(list(OUTERS.values()))))
 def test_any_json_anywhere_in_the_envelope(raw: bytes):
     """A body is read as another library reads it, or is malformed; no third thing."""
@@ -159,7 +178,7 @@ def test_each_kind_opens_and_no_cut_of_it(kind: str):
 
 
 @pytest.mark.soak
-@settings(max_examples=40_000, deadline=A_HANG)
+@settings(max_examples=15_000, deadline=A_HANG)
 @given(ANY_EVENT.filter(lambda raw: 1 <= len(raw) <= dsse.MAX_PAYLOAD_BYTES))
 def test_much_more_json_anywhere_in_an_event(raw: bytes):
     """The same as above, for minutes."""

@@ -4,7 +4,8 @@ One request carries two faults of the table below; the answer must be the earlie
 server's own count of statements, and from the two pure steps that no statement shows.
 """
 
-# pyright: reportPrivateUsage=false - empties what the service remembers, and its limits
+# Empties what the service remembers, and its limits:
+# pyright: reportPrivateUsage=false
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field

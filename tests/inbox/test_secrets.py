@@ -4,7 +4,8 @@ Each outcome and reason is brought about once with strings that can be found aga
 searched for them: audit rows, all log lines at the most talkative level, the server's own log, errors and reprs.
 """
 
-# pyright: reportPrivateUsage=false - empties what the service remembers, and its limits
+# Empties what the service remembers, and its limits:
+# pyright: reportPrivateUsage=false
 
 import base64
 import logging

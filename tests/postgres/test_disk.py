@@ -16,7 +16,7 @@ from faults import (
     loaded_service,
     small_disk,
 )
-from holders import own_folder
+from holders import own_folder, query, wait_until
 
 from fleet import PEER, as_owner
 from postseal.errors import Unavailable
@@ -25,13 +25,14 @@ from postseal.postgres.access import Access
 from postseal.postgres.disk import MIB, Disk, free_on
 from postseal.postgres.embedded import start_or_join
 from postseal.postgres.home import Home, open_home, server_lives
+from postseal.postgres.watchdog import Watchdog
 
 RELEASED = "embedded_database_ballast_released"
 MADE = "embedded_database_ballast_made"
 LOW = "embedded_database_disk_low"
 HAS_ROOM = "embedded_database_disk_has_room"
 BACK = "embedded_database_answers_again"
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+SESSION_AND_RECOVERY = 2
 
 
 @pytest.fixture
@@ -174,27 +175,29 @@ async def test_full_disk_without_ballast(place: Path, log: Log):
             load.require_all_stored()
 
 
-@pytest.mark.anyio
-async def test_full_disk_that_swallows_the_log(place: Path, log: Log, monkeypatch: pytest.MonkeyPatch):
-    """A recovery that got stuck is ended too where the full disk had no room for the line that tells of it."""
-    if in_own_namespace(f"{__file__}::test_full_disk_that_swallows_the_log"):
+def test_stuck_on_a_full_disk_that_swallowed_the_log(place: Path, log: Log, monkeypatch: pytest.MonkeyPatch):
+    """A recovery that got stuck is ended too where there was no room for the line that tells of it."""
+    if in_own_namespace(f"{__file__}::test_stuck_on_a_full_disk_that_swallowed_the_log"):
         return
     library, flag = build_sync_shim(place)
     monkeypatch.setenv("LD_PRELOAD", str(library))
     with small_disk(place / "disk", 200) as mount:
-        async with loaded_service(mount / "home", log) as (load, _):
-            server_log = Home(mount / "home").log_file
-            with server_log.open("ab") as file:
-                file.write(b"\n" * (-server_log.stat().st_size % PAGE_BYTES))
-            fill(mount, leave_mib=0)
+        server = start_or_join(mount / "home", log=log.logger)
+        home = Home(server.home)
+        dog = Watchdog(home, Disk(home, min_free_bytes=0, ballast_bytes=0, log=log.logger), log.logger)
+        try:
+            dog.check()
+            fill(mount, leave_mib=16)
             flag.touch()
-            await log.wait_for("embedded_database_restarting")
-            assert "PANIC" not in server_log.read_text()
+            with pytest.raises(psycopg.OperationalError):
+                query(server, "CREATE TABLE kept ()")
+            wait_until(lambda: home.log_file.read_text().count("PANIC:") == SESSION_AND_RECOVERY)
+            os.truncate(home.log_file, 0)
             flag.unlink()
-            (mount / "filler").unlink()
-            await log.wait_for(BACK)
-            await load.more_acknowledged()
-            load.require_all_stored()
+            wait_until(lambda: dog.check() or BACK in log.events())
+        finally:
+            dog.close()
+            assert server.release() is True
 
 
 def test_start_on_a_full_disk_uses_the_ballast(place: Path, log: Log):

@@ -79,6 +79,7 @@ def test_a_consumer_pages_through_all_streams_of_its_project(site: Site, consume
 def test_nobody_reads_what_is_not_theirs(site: Site, device: Device, consumer: str) -> None:
     """Another device's stream, another tenant's and another project's are not there; roles come before that."""
     other = enrol(site.access, "other-tenants", tenant="umbrella")
+    sibling = enrol(site.access, f"sibling-{uuid4()}")
     foreign = issue(site.access, "umbrella", None, ["apollo"], "consumer").reveal()
     sender = issue(site.access, "acme", None, ["apollo"], "sender").reveal()
     own = f"{STREAMS}/{device.name}"
@@ -86,6 +87,7 @@ def test_nobody_reads_what_is_not_theirs(site: Site, device: Device, consumer: s
         (get(own, other.token.reveal()), 404),
         (get(f"{STREAMS}/{other.name}", device.token.reveal()), 404),
         (get(f"{STREAMS}/{other.name}", consumer), 404),
+        (get(own, sibling.token.reveal()), 404),
         (get(own, foreign), 404),
         (get(f"{own}/envelopes", foreign), 404),
         (get(f"/v1/projects/apollo/producers/{device.name}/keys", foreign), 404),

@@ -7,6 +7,7 @@
 5. on SIGTERM or SIGINT: answer what has come in, then release the database
 """
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -57,7 +58,10 @@ def serve(
 
     alone = processes == 1
     listeners = [bind(settings.host, settings.port)] if alone else bind_each(settings.host, settings.port, processes)
-    with open_access(settings, log=log) as access:
+    with ExitStack() as held:
+        for listener in listeners:
+            held.enter_context(listener)
+        access = held.enter_context(open_access(settings, log=log))
         access.check()
         if alone:
             process.run(settings, access, listeners[0], ready=announce)

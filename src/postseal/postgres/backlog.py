@@ -1,7 +1,7 @@
 """What waits in the whole database: holes in streams, payloads that have expired. Read now and then, for all tenants.
 
 No index holds the cursors, because each of their updates must stay a heap-only one. So holes are found by a scan, which
-is bounded in rows: 100,000 streams took 40 ms. Payloads are found at both ends of their index by expiry.
+is bounded in rows: 200,000 streams took 0.1 s. Payloads are found at both ends of their index by expiry.
 """
 
 from dataclasses import dataclass

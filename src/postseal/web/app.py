@@ -73,7 +73,7 @@ class App:
             clock=time.monotonic,
         )
         metrics = MetricsCalls(service.metrics, service.sampler)
-        health = HealthCalls(Readiness(service.ingest, service.committer, time.monotonic))
+        health = HealthCalls(Readiness(service.ingest, service.committer, time.monotonic), service.kinds)
         return [
             Route("/v1/enrolments", enrolments.post, methods=["POST"]),
             Route(STREAMS, streams.list_streams),

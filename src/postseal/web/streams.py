@@ -89,7 +89,7 @@ class StreamCalls:
     async def _waits_on(self, request: Request, until_s: float) -> bool:
         """Wait for a moment; whether the caller still waits for more after it."""
         left_s = until_s - self._clock()
-        if left_s <= 0 or self._stopping.is_set() or await request.is_disconnected():
+        if left_s <= 0 or await request.is_disconnected():
             return False
         try:
             async with asyncio.timeout(min(POLL_S, left_s)):
