@@ -10,6 +10,7 @@ and whichever process is asked adds them up.
 
 import os
 from enum import StrEnum
+from importlib.metadata import version
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, multiprocess, values
@@ -114,7 +115,10 @@ class Metrics:
             "answer",
         )
         lookups = self._counter(
-            "lookups_total", "Look-ups of what may be remembered; what is not found asks the database", "memory", "found"
+            "lookups_total",
+            "Look-ups of what may be remembered; what is not found asks the database",
+            "memory",
+            "found",
         )
         answers = {True: "granted", False: "refused"}
         found = {True: "yes", False: "no"}
@@ -135,10 +139,7 @@ class Metrics:
             "accepting", "1 while the database has room for envelopes, 0 while none are taken in", of="livemin"
         )
         self.disk_free = self._gauge(
-            "disk_free_bytes",
-            "Bytes free on the disk of an embedded database; absent for any other",
-            "disk",
-            of="livemostrecent",
+            "disk_free_bytes", "Bytes free on the disk of an embedded database; NaN for any other", of="livemostrecent"
         )
         self.backlog_read_at = self._database_gauge(
             "backlog_read_timestamp_seconds", "Unix time at which the figures on streams and payloads were read"
@@ -172,7 +173,8 @@ class Metrics:
         self.start_time = self._gauge(
             "process_start_time_seconds", "Unix time at which the last of the processes started", of="livemax"
         )
-        self.build_info = self._gauge("build_info", "1, under the version of postseal", "version", of="livemax")
+        build = self._gauge("build_info", "1, under the version of postseal", "version", of="livemax")
+        build.labels(version("postseal")).set(1)
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
         return Counter(f"postseal_{name}", meaning, labels, registry=self.registry)

@@ -5,11 +5,11 @@ backlog of the database is read only when somebody asks, and at most every BACKL
 """
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 
 import psycopg
 import structlog
@@ -50,7 +50,6 @@ class Sampler:
 
     def __post_init__(self) -> None:
         self.metrics.processes.set(1)
-        self.metrics.build_info.labels(version("postseal")).set(1)
 
     def sample(self) -> None:
         """Bring everything that is known without asking."""
@@ -100,8 +99,8 @@ class Sampler:
     def _sample_database(self) -> None:
         metrics = self.metrics
         metrics.accepting.set(self.access.accepting())
-        if self.access.disk is not None:
-            metrics.disk_free.labels("database").set(self.access.disk.state.free_bytes)
+        disk = self.access.disk
+        metrics.disk_free.set(math.nan if disk is None else disk.state.free_bytes)
         for name, database in self.pools.items():
             stats = database.stats()
             metrics.pool_in_use[name].set(stats.connections - stats.idle)

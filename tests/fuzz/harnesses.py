@@ -14,7 +14,7 @@ from typing import TypeVar
 import httptools
 import jsonschema_rs
 from every_kind import JOB_FILE, KINDS, data_of, event
-from independent import is_event, read_json, rfc8785
+from independent import is_event, is_version_1, read_json, rfc8785
 from securesystemslib.dsse import Envelope as DsseEnvelope
 
 from postseal.envelope import dsse, ed25519, enrolment, v1
@@ -66,9 +66,12 @@ def payload(raw: bytes) -> None:
     claims = attempt(lambda: v1.read_claims(raw), Reason.ENVELOPE_MALFORMED)
     route = claims and attempt(claims.route, Reason.IDENTITY_OUT_OF_BOUNDS)
     identities = claims and attempt(claims.identities, Reason.IDENTITY_OUT_OF_BOUNDS)
-    step_4 = (Reason.SCHEMA_VERSION_UNSUPPORTED, Reason.PAYLOAD_INVALID) if claims else (Reason.ENVELOPE_MALFORMED,)
-    received = attempt(lambda: v1.open_payload(raw, KINDS), *step_4)
-    sent = attempt(lambda: v1.open_delivery(raw, KINDS), *step_4)
+    if claims is None:
+        step_4 = Reason.ENVELOPE_MALFORMED
+    else:
+        step_4 = Reason.PAYLOAD_INVALID if is_version_1(raw) else Reason.SCHEMA_VERSION_UNSUPPORTED
+    received = attempt(lambda: v1.open_payload(raw, KINDS), step_4)
+    sent = attempt(lambda: v1.open_delivery(raw, KINDS), step_4)
     assert received is None or sent is None
     opened = received or sent
     assert (opened is not None) is is_event(raw)
@@ -216,13 +219,13 @@ HARNESSES: dict[str, Callable[[bytes], None]] = {
 }
 
 
-def attempt(read: Callable[[], T], *reasons: Reason) -> T | None:
-    """What `read` returns, or None where it refuses for one of `reasons`, in plain words that quote nothing."""
+def attempt(read: Callable[[], T], reason: Reason) -> T | None:
+    """What `read` returns, or None where it refuses for `reason`, in plain words that quote nothing."""
     try:
         return read()
     except Refused as error:
         refused = error
-    assert refused.reason in reasons
+    assert refused.reason is reason
     assert refused.detail.isascii()
     assert refused.detail.isprintable()
     assert len(refused.detail) <= MAX_DETAIL_CHARACTERS

@@ -61,6 +61,13 @@ def is_event(raw: bytes) -> bool:
         return False
 
 
+def is_version_1(raw: bytes) -> bool:
+    """Whether a JSON object says that it is of our protocol and version; where it repeats a member the last counts."""
+    members = json.loads(raw)
+    version = members.get("schemaVersion")
+    return members.get("protocol") == "controlplane/v1" and type(version) is int and version == 1
+
+
 def _each_once(members: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(members)
     if len(found) != len(members):

@@ -177,6 +177,19 @@ def test_each_kind_opens_and_no_cut_of_it(kind: str):
         dsse.unwrap(raw)
 
 
+@pytest.mark.parametrize("kind", DATA)
+def test_no_other_spelling_of_any_member(kind: str):
+    """Whatever a lenient reader would read as the same event is another text, and refused."""
+    value = event(kind)
+    canonical = rfc8785(value)
+    for path in places(value):
+        text = rfc8785(changed(value, path, None)).decode()
+        for there in respelled(at(value, path), path[-1] if path else None):
+            raw = text.replace(rfc8785(HERE).decode(), there).encode()
+            harnesses.payload(raw)
+            assert is_event(raw) is (raw == canonical)
+
+
 @pytest.mark.soak
 @settings(max_examples=15_000, deadline=A_HANG)
 @given(ANY_EVENT.filter(lambda raw: 1 <= len(raw) <= dsse.MAX_PAYLOAD_BYTES))

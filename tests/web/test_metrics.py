@@ -7,14 +7,14 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 from prometheus_client import values
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 from served import Site, running_site
 from structlog.testing import capture_logs
@@ -85,7 +85,7 @@ def moved(before: Series, after: Series, prefix: str) -> Series:
     }
 
 
-def heartbeats(device: Device, sequences: Mapping[int, int] | range) -> bytes:
+def heartbeats(device: Device, sequences: range) -> bytes:
     """A batch."""
     return b"\n".join(device.envelope(sequence) for sequence in sequences)
 
@@ -238,7 +238,7 @@ def test_formats(site: Site) -> None:
     opened = site.ask(get("/metrics", accept=accept))
     assert opened.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     names = {family.name for family in parse(plain.body.decode()) if not family.name.endswith("_created")}
-    assert names == {family.name for family in parse_openmetrics(opened.body.decode())}
+    assert names == {family.name for family in openmetrics.text_string_to_metric_families(opened.body.decode())}
     assert site.ask(get("/metrics", accept="text/plain;version=x,application/openmetrics-text;version=y")).status == 200
 
 
@@ -319,7 +319,7 @@ def test_gauges_of_a_process_that_ended_are_left_out(tmp_path: Path, monkeypatch
 
 
 @contextmanager
-def family(access: Access, folder: Path) -> Iterator[tuple[int, int]]:
+def family(access: Access, folder: Path) -> Generator[tuple[int, int]]:
     """Two processes behind one port, which must end well: the port, and their parent's process id."""
     settings = Settings(database_url=access.owner, roles_file=str(access.passfile))
     command = [sys.executable, "-c", FAMILY, msgspec.json.encode(settings).decode(), str(folder)]
