@@ -98,10 +98,10 @@ class Inbox:
         Raises Refused for a caller who is limited or not known, and Unavailable when nothing is known.
         """
         self._require_room()
-        caller = await self._door.identify(inbound.peer, inbound.credential)
-        self._take_permits(caller, 1)
-        entry = await self._check(caller, inbound.body)
-        return (await self._committer.commit([entry]))[0]
+        caller = await self._door.identify(inbound.peer, inbound.credential)  # 0, 1
+        self._take_permits(caller, 1)  # 1
+        entry = await self._check(caller, inbound.body)  # 1 to 4
+        return (await self._committer.commit([entry]))[0]  # 5, 6; to return is 7
 
     async def receive_batch(self, inbound: Inbound) -> Refusal | list[Verdict]:
         """One verdict a line, in order, all of one transaction where it can be; or one Refusal of the whole."""
@@ -140,10 +140,10 @@ class Inbox:
     async def _check(self, caller: VerifiedIdentity, body: bytes) -> Entry:
         """Checks 1 (the role) to 4 on one envelope: what is to be committed for it."""
         try:
-            require_role(caller, Role.DEVICE)
+            require_role(caller, Role.DEVICE)  # 1
             if len(body) > self._max_envelope_bytes:
                 raise Refused(Reason.BODY_TOO_LARGE, f"an envelope has at most {self._max_envelope_bytes} bytes")
-            envelope = dsse.unwrap(body)
+            envelope = dsse.unwrap(body)  # 2
         except Refused as refused:
             return _undecodable(caller, body, refused)
         project = None
@@ -153,10 +153,10 @@ class Inbox:
             _require_own_route(caller, route)
             project = route.project
             names = claims.identities()
-            signer = await self._resolve(caller, project, envelope.keyid)
+            signer = await self._resolve(caller, project, envelope.keyid)  # 3
             if not self._verify(signer, envelope):
                 raise Refused(Reason.SIGNATURE_INVALID, "the signature does not hold over the signed bytes")
-            v1.open_payload(envelope.payload, self._kinds)
+            v1.open_payload(envelope.payload, self._kinds)  # 4
         except Refused as refused:
             return Rejection(
                 caller,

@@ -24,7 +24,7 @@ from structlog.typing import FilteringBoundLogger
 from postseal.errors import StartupError
 from postseal.metrics import FOLDER_VARIABLE, mark_dead
 from postseal.settings import Settings
-from postseal.web.server import BACKLOG, bind
+from postseal.web.server import BACKLOG, bind, cannot_listen
 
 RESTART_DELAY_S = 1.0
 """A child that cannot live is not started more often than this."""
@@ -46,7 +46,7 @@ def bind_each(host: str, port: int, count: int) -> list[socket.socket]:
             listener.bind(address)
             listener.listen(BACKLOG)
     except OSError as error:
-        raise StartupError(f"cannot listen on {host} port {port}: {error.strerror}") from None
+        raise cannot_listen(host, port, error) from None
     return listeners
 
 

@@ -6,6 +6,7 @@ signals, chooses the event loop (uvloop) and enters the service.
 
 import asyncio
 import contextlib
+import os
 import resource
 import socket
 from collections.abc import AsyncGenerator, Callable
@@ -35,7 +36,14 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise StartupError(f"cannot listen on {host} port {port}: {error.strerror}") from None
+        raise cannot_listen(host, port, error) from None
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> StartupError:
+    """The error to raise when a socket cannot be had."""
+    # Python's own text repeats the address; a name that cannot be resolved has no number of the system's.
+    why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+    return StartupError(f"cannot listen on {host} port {port}: {why}")
 
 
 def address_of(listener: socket.socket) -> str:
