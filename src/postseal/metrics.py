@@ -1,7 +1,7 @@
 """Every metric of the service: its name, labels and meaning, as docs/metrics.md lists them.
 
-Labels take the members of closed sets as values, and their series are made at the start: nothing that a caller sends can
-make a series or stand in one. No tenant, project, device or peer is a label.
+Labels take the members of closed sets as values, and each series is made at the start: nothing that a caller sends can
+make one or stand in one. No tenant, project, device or peer is a label.
 
 On the path of an envelope these are touched once a group. What happens more often its part counts in plain numbers,
 which `sampler.py` brings here. Where several processes share a port, each writes its numbers into files of one folder,
@@ -13,7 +13,15 @@ from enum import StrEnum
 from importlib.metadata import version
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, multiprocess, values
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    multiprocess,
+    values,
+)
 
 from postseal.outcomes import Outcome, Reason
 
@@ -63,6 +71,7 @@ class Metrics:
     """The metrics of one process, each series at its start value."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # which a shared folder has not, and nobody asks for
         self.registry = CollectorRegistry()
         self._make_inbound()
         self._make_callers()
@@ -116,7 +125,7 @@ class Metrics:
         )
         lookups = self._counter(
             "lookups_total",
-            "Look-ups of what may be remembered; what is not found asks the database",
+            "Look-ups of what may be remembered; what is not is asked of the database",
             "memory",
             "found",
         )

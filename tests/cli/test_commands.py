@@ -231,7 +231,7 @@ def test_streams(on_database: Cli, access: Access) -> None:
     raised = on_database("stream", "raise-floor", "acme", "apollo", "d1", 3, "--reason", "disk lost", "--json").document
     assert (raised["replayFloor"], raised["contiguousThrough"], raised["missing"]) == (3, 5, [{"from": 6, "to": 8}])
     beyond = ["stream", "raise-floor", "acme", "apollo", "d1", "20", "--reason", "new"]
-    assert on_database(*beyond).why == "postseal: 20 is above the highest sequence, 9: --force does it all the same\n"
+    assert on_database(*beyond).why == "postseal: 20 is above the highest sequence, 9: it must be forced\n"
     assert "contiguousThrough  20\n" in on_database(*beyond, "--force").text
     listed = on_database("stream", "list", "acme", "--json").document["streams"]
     assert [(row["producer"], row["highest"]) for row in listed] == [("d1", 20), ("d2", 0)]

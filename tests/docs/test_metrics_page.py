@@ -40,7 +40,6 @@ def labels_table() -> str:
 def families() -> Iterator[tuple[str, Metric, list[str]]]:
     """Each metric: its name as it is scraped, its family, the names of its labels. Each has its series at the start."""
     for family in Metrics().registry.collect():
-        family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
         labels = [label for label in family.samples[0].labels if label != "le"]
         yield family.name + ("_total" if family.type == "counter" else ""), family, labels
 

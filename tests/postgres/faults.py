@@ -21,12 +21,12 @@ from fleet import Device, enrol, stored
 from postseal.commit import Receipt
 from postseal.errors import Refused, Unavailable
 from postseal.outcomes import Reason
-from postseal.postgres import postmaster, watchdog
+from postseal.postgres import embedded, postmaster, watchdog
 from postseal.postgres.access import Access, open_access
 from postseal.postgres.home import Home
 from postseal.postgres.postmaster import living_pid
 from postseal.service import Service, running_service
-from postseal.settings import Settings
+from postseal.settings import load_settings
 
 WAIT_SECONDS = 40
 RETRY_SECONDS = 0.02
@@ -59,6 +59,7 @@ def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "LONGEST_PAUSE_SECONDS", 0.4)
     monkeypatch.setattr(watchdog, "RESTARTS_A_WINDOW", 1000)
     monkeypatch.setattr(watchdog, "STUCK_SECONDS", 1.0)
+    monkeypatch.setattr(embedded, "STUCK_SECONDS", 1.0)
     monkeypatch.setattr(watchdog, "SILENT_SECONDS", 1.0)
 
 
@@ -165,7 +166,7 @@ def missing(access: Access, acknowledged: dict[Device, frozenset[int]]) -> int:
 @asynccontextmanager
 async def loaded_service(home: Path, log: Log, **settings: Any) -> AsyncGenerator[tuple[Load, Access]]:
     """A service in this process on its own embedded database, under load until the block ends."""
-    chosen = Settings(**{"data_dir": str(home), "min_free_disk_mb": 0, "ballast_mb": 0} | settings)
+    chosen = load_settings({}, overrides={"data_dir": str(home), "min_free_disk_mb": 0, "ballast_mb": 0} | settings)
     with open_access(chosen, log=log.logger) as access:
         async with running_service(chosen, access) as service:
             load = Load(service, access)

@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from faults import WAIT_SECONDS, Load, Log, build_sync_shim, hasten, kill_postmaster, survives
-from holders import own_folder
+from holders import own_folder, query, wait_until
 
 from postseal.errors import StartupError
 from postseal.postgres.disk import Disk
@@ -112,6 +112,46 @@ async def test_failing_fsync_under_load(place: Path, home: Path, log: Log, monke
     finally:
         flag.unlink(missing_ok=True)
     assert "PANIC:  could not f" in Home(home).log_file.read_text()
+
+
+@pytest.fixture
+def stuck(place: Path, home: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedServer]:
+    """A server whose recovery panicked, on a disk that works again."""
+    library, flag = build_sync_shim(place)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    server = start_or_join(home, log=log.logger)
+    end_of_log = Home(home).log_file.stat().st_size
+    try:
+        flag.touch()
+        with pytest.raises(psycopg.OperationalError):
+            query(server, "SELECT pg_logical_emit_message(true, 'test', 'x')")
+        # The session's own, and the recovery's.
+        wait_until(lambda: Home(home).log_file.read_bytes()[end_of_log:].count(b"PANIC:") == 2)
+        flag.unlink()
+        yield server
+    finally:
+        flag.unlink(missing_ok=True)
+        server.release()
+
+
+def test_watch_that_begins_beside_a_stuck_server(home: Path, stuck: EmbeddedServer, log: Log):
+    """Who takes the watch over learns from the log that the recovery is over."""
+    dog = watched(stuck, log)
+    try:
+        look_until(dog, log, BACK)
+    finally:
+        dog.close()
+        assert stuck.release() is True
+
+
+def test_start_beside_a_stuck_server(home: Path, stuck: EmbeddedServer, log: Log):
+    """A process that comes to a server whose recovery panicked replaces it, and need not wait for a recovery's time."""
+    server = start_or_join(home, log=log.logger)
+    try:
+        assert query(server, "SELECT 1") == [(1,)]
+        assert "embedded_database_is_stuck" in log.events()
+    finally:
+        assert [stuck.release(), server.release()] == [False, True]
 
 
 def test_only_one_of_several_watches(home: Path, log: Log):

@@ -13,6 +13,7 @@ from postseal.identity.verified import Role
 from postseal.outcomes import Reason
 from postseal.postgres import credentials
 from postseal.postgres.credentials import ListedCredential
+from postseal.postgres.part import WHOLE, ListPart
 from postseal.postgres.transaction import Connection
 
 
@@ -72,10 +73,10 @@ async def create(
     return IssuedCredential(token.credential_id, tenant, owner, role, wanted, token.reveal(), expires_at)
 
 
-async def list_of_tenant(connection: Connection, tenant: str) -> list[ListedCredential]:
-    """All credentials of a tenant, devices' included, oldest first. AdminError: no such tenant."""
+async def list_of_tenant(connection: Connection, tenant: str, part: ListPart = WHOLE) -> list[ListedCredential]:
+    """A tenant's credentials, devices' included, oldest first. AdminError: no such tenant."""
     await require_tenant(connection, tenant)
-    return await credentials.list_of_tenant(connection, tenant)
+    return await credentials.list_of_tenant(connection, tenant, part)
 
 
 async def revoke(connection: Connection, actor: Actor, tenant: str, credential_id: str) -> None:

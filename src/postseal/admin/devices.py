@@ -11,6 +11,7 @@ from postseal.identity.codes import code_hash, new_code
 from postseal.outcomes import Reason
 from postseal.postgres import devices, invitations, streams
 from postseal.postgres.devices import ListedDevice
+from postseal.postgres.part import WHOLE, ListPart
 from postseal.postgres.transaction import Connection
 
 RESERVED_DEVICE = "controlplane"
@@ -57,7 +58,7 @@ async def invite(
             raise AdminError(
                 Reason.CONFLICT,
                 f"device {device!r} exists or existed already, and ids are never used again: choose another, "
-                "or bring a further key to it with --add-key",
+                "or have a further key added to it",
             )
     code = new_code()
     hash_of_code = code_hash(code)
@@ -95,10 +96,10 @@ async def _account_of(connection: Connection, tenant: str, device: str, account:
     return found.account
 
 
-async def list_of_tenant(connection: Connection, tenant: str) -> list[ListedDevice]:
-    """All devices of a tenant by id, retired ones included. AdminError: no such tenant."""
+async def list_of_tenant(connection: Connection, tenant: str, part: ListPart = WHOLE) -> list[ListedDevice]:
+    """A tenant's devices by id, retired ones included. AdminError: no such tenant."""
     await require_tenant(connection, tenant)
-    return await devices.list_of_tenant(connection, tenant)
+    return await devices.list_of_tenant(connection, tenant, part)
 
 
 async def retire(connection: Connection, actor: Actor, tenant: str, device: str) -> None:

@@ -11,6 +11,7 @@ from postseal.errors import AdminError
 from postseal.outcomes import Reason
 from postseal.postgres import devices, keys
 from postseal.postgres.keys import ListedKey
+from postseal.postgres.part import WHOLE, ListPart
 from postseal.postgres.transaction import Connection
 
 ACCEPTING = ("active", "retiring")
@@ -18,12 +19,14 @@ VERIFY_ONLY = "verify-only"
 REVOKED = "revoked"
 
 
-async def list_of_tenant(connection: Connection, tenant: str, device: str | None = None) -> list[ListedKey]:
-    """All keys of a tenant, or of one of its devices, oldest first. AdminError: no such tenant or device."""
+async def list_of_tenant(
+    connection: Connection, tenant: str, device: str | None = None, part: ListPart = WHOLE
+) -> list[ListedKey]:
+    """A tenant's keys, or those of one of its devices, oldest first. AdminError: no such tenant or device."""
     await require_tenant(connection, tenant)
     if device is not None and await devices.find(connection, tenant, device) is None:
         raise AdminError(Reason.NOT_FOUND, f"tenant {tenant!r} has no device {device!r}")
-    return await keys.list_of_tenant(connection, tenant, device)
+    return await keys.list_of_tenant(connection, tenant, device, part)
 
 
 async def retire(connection: Connection, actor: Actor, tenant: str, keyid: str) -> None:

@@ -78,5 +78,5 @@ def _require_rise(cursor: Cursor, floor: int, *, force: bool) -> None:
     if floor > cursor.highest and not force:
         raise AdminError(
             Reason.CONFLICT,
-            f"{floor} is above the highest sequence, {cursor.highest}: --force does it all the same",
+            f"{floor} is above the highest sequence, {cursor.highest}: it must be forced",
         )

@@ -92,6 +92,8 @@ class AuditFilter:
     """Which events of a tenant's trail are wanted; None lets all pass."""
 
     project: str | None = None
+    within: list[str] | None = None
+    """Of these projects only; events without a project are of none."""
     reason: str | None = None
     outcome: str | None = None
     since: datetime | None = None
@@ -103,6 +105,7 @@ SELECT id, at, project, account, device, action, outcome, reason, encode(event_i
 FROM audit_events
 WHERE tenant = %(tenant)s
   AND (%(project)s::text IS NULL OR project = %(project)s)
+  AND (%(within)s::text[] IS NULL OR project = ANY(%(within)s))
   AND (%(reason)s::text IS NULL OR reason = %(reason)s)
   AND (%(outcome)s::text IS NULL OR outcome = %(outcome)s)
   AND (%(since)s::timestamptz IS NULL OR at >= %(since)s)
@@ -138,6 +141,7 @@ async def _page(
     parameters = {
         "tenant": tenant,
         "project": wanted.project,
+        "within": wanted.within,
         "reason": wanted.reason,
         "outcome": wanted.outcome,
         "since": wanted.since,

@@ -1,10 +1,11 @@
 """Opaque credentials: found by a public id, proved by the SHA-256 of a secret of 256 random bits."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import LiteralString
 from uuid import UUID
 
+from postseal.postgres.part import WHOLE, ListPart
 from postseal.postgres.transaction import Connection
 
 
@@ -84,19 +85,41 @@ async def revoke(connection: Connection, tenant: str, credential_id: UUID) -> bo
     return cursor.rowcount == 1
 
 
+FIND_PROJECTS: LiteralString = """
+SELECT projects FROM credentials WHERE tenant = %(tenant)s AND credential_id = %(id)s
+"""
+
+
+async def find_projects(connection: Connection, tenant: str, credential_id: UUID) -> list[str] | None:
+    """The projects of a tenant's credential, whether or not it is still valid; None if there is no such."""
+    row = await (await connection.execute(FIND_PROJECTS, {"tenant": tenant, "id": credential_id})).fetchone()
+    return row[0] if row else None
+
+
 LIST: LiteralString = """
-SELECT credential_id, account, device, role, projects,
+SELECT credential_id, account, device, role,
+       ARRAY(SELECT project FROM unnest(projects) AS project
+             WHERE %(projects)s::text[] IS NULL OR project = ANY(%(projects)s) ORDER BY project),
        CASE WHEN revoked_at IS NOT NULL THEN 'revoked'
             WHEN clock_timestamp() < expires_at THEN 'valid'
             ELSE 'expired' END,
        created_at, expires_at, revoked_at
-FROM credentials WHERE tenant = %(tenant)s ORDER BY created_at, credential_id
+FROM credentials
+WHERE tenant = %(tenant)s
+  AND (%(projects)s::text[] IS NULL OR projects && %(projects)s)
+  AND (%(after)s::uuid IS NULL
+       OR (created_at, credential_id) > (SELECT c.created_at, c.credential_id FROM credentials c
+                                         WHERE c.tenant = %(tenant)s AND c.credential_id = %(after)s))
+ORDER BY created_at, credential_id LIMIT %(limit)s
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ListedCredential:
-    """A credential as administrators see it: without its secret. `state` is valid, expired or revoked."""
+    """A credential as administrators see it: without its secret. `state` is valid, expired or revoked.
+
+    Of `projects` those that were asked for.
+    """
 
     credential_id: UUID
     account: str
@@ -109,7 +132,7 @@ class ListedCredential:
     revoked_at: datetime | None
 
 
-async def list_of_tenant(connection: Connection, tenant: str) -> list[ListedCredential]:
-    """All credentials of a tenant, oldest first."""
-    cursor = await connection.execute(LIST, {"tenant": tenant})
+async def list_of_tenant(connection: Connection, tenant: str, part: ListPart = WHOLE) -> list[ListedCredential]:
+    """A tenant's credentials, oldest first; `part.after` is one's id."""
+    cursor = await connection.execute(LIST, {"tenant": tenant, **asdict(part)})
     return [ListedCredential(*row) for row in await cursor.fetchall()]

@@ -1,9 +1,10 @@
 """Devices. A row stays when its device is retired, so that its id is never used again."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import LiteralString
 
+from postseal.postgres.part import WHOLE, ListPart
 from postseal.postgres.transaction import Connection
 
 
@@ -17,7 +18,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class ListedDevice:
-    """A device as administrators see it."""
+    """A device as administrators see it; of `projects` those that were asked for."""
 
     device: str
     account: str
@@ -73,15 +74,22 @@ async def retire(connection: Connection, tenant: str, device: str) -> None:
 
 
 LIST: LiteralString = """
-SELECT d.device, d.account,
-       ARRAY(SELECT s.project FROM streams s WHERE s.tenant = d.tenant AND s.producer = d.device
-             ORDER BY s.project),
-       d.created_at, d.retired_at
-FROM devices d WHERE d.tenant = %(tenant)s ORDER BY d.device
+SELECT device, account, projects, created_at, retired_at
+FROM (
+    SELECT d.device, d.account, d.created_at, d.retired_at,
+           ARRAY(SELECT s.project FROM streams s
+                 WHERE s.tenant = d.tenant AND s.producer = d.device
+                   AND (%(projects)s::text[] IS NULL OR s.project = ANY(%(projects)s))
+                 ORDER BY s.project) AS projects
+    FROM devices d
+    WHERE d.tenant = %(tenant)s AND (%(after)s::text IS NULL OR d.device > %(after)s)
+) AS listed
+WHERE %(projects)s::text[] IS NULL OR cardinality(projects) > 0
+ORDER BY device LIMIT %(limit)s
 """
 
 
-async def list_of_tenant(connection: Connection, tenant: str) -> list[ListedDevice]:
-    """All devices of a tenant by id, retired ones included."""
-    cursor = await connection.execute(LIST, {"tenant": tenant})
+async def list_of_tenant(connection: Connection, tenant: str, part: ListPart = WHOLE) -> list[ListedDevice]:
+    """A tenant's devices by id, retired ones included; `part.after` is one's id."""
+    cursor = await connection.execute(LIST, {"tenant": tenant, **asdict(part)})
     return [ListedDevice(*row) for row in await cursor.fetchall()]

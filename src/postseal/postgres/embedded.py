@@ -7,7 +7,7 @@ start_or_join, in this order:
 3. hold      take a share of the holders lock; the kernel drops it with this process, however that ends
 4. answer    a server that answers is joined, whoever started it
 5. start     if nothing of a server lives, start one (after initdb for a new home); if something lives that
-             does not answer yet, wait for it to answer or to end
+             does not answer yet, wait for it to answer or to end; if its recovery panicked, replace it
 6. database  make the database `postseal` where it is missing
 
 release drops the share; where nobody else has one, it stops the server. A killed process keeps no share: the
@@ -48,6 +48,7 @@ from postseal.postgres.postmaster import (
     stop_postmaster,
     why_it_ended,
 )
+from postseal.postgres.signs import STUCK_SECONDS, LogSigns
 
 READY_DEADLINE_SECONDS = 60
 # While the server says that it is recovering it works; a WAL of 2 GB takes minutes on a slow disk.
@@ -118,6 +119,7 @@ def start_or_join(home: Path, *, log: FilteringBoundLogger) -> EmbeddedServer:
 def _bring_up(home: Home, log: FilteringBoundLogger) -> None:
     began = time.monotonic()
     postmaster: Postmaster | None = None
+    signs = LogSigns(home)
     with ExitStack() as undo:
         while (answer := ping(home)) != pq.Ping.OK:
             limit_seconds = RECOVERY_DEADLINE_SECONDS if answer == pq.Ping.REJECT else READY_DEADLINE_SECONDS
@@ -130,6 +132,10 @@ def _bring_up(home: Home, log: FilteringBoundLogger) -> None:
                     make_room_if_full(home, log)
                     postmaster = start_server(home, server_lock, log)
                     undo.callback(stop_postmaster, home, postmaster.pid)
+            signs.progressed()
+            if signs.panicked and postmaster is None and time.monotonic() - began > STUCK_SECONDS:
+                log.warning("embedded_database_is_stuck", home=str(home.root))
+                stop_postmaster(home)
             time.sleep(POLL_SECONDS)
         undo.pop_all()
     seconds = round(time.monotonic() - began, 3)

@@ -1,10 +1,11 @@
 """Devices' public keys: found inside a verified scope (protocol section 4, check 3), registered and changed."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import LiteralString
 
 from postseal.postgres.ingest import StreamKey
+from postseal.postgres.part import WHOLE, ListPart
 from postseal.postgres.transaction import Connection
 
 
@@ -98,12 +99,21 @@ LIST: LiteralString = """
 SELECT keyid, device, state, extract(epoch FROM clock_timestamp() - registered_at)::bigint, accept_until,
        registered_at, changed_at
 FROM keys
-WHERE tenant = %(tenant)s AND (%(device)s::text IS NULL OR device = %(device)s)
-ORDER BY device, registered_at, keyid
+WHERE tenant = %(tenant)s
+  AND (%(device)s::text IS NULL OR device = %(device)s)
+  AND (%(projects)s::text[] IS NULL
+       OR EXISTS (SELECT FROM streams s
+                  WHERE s.tenant = %(tenant)s AND s.producer = device AND s.project = ANY(%(projects)s)))
+  AND (%(after)s::text IS NULL
+       OR (device, registered_at, keyid) > (SELECT k.device, k.registered_at, k.keyid FROM keys k
+                                            WHERE k.tenant = %(tenant)s AND k.keyid = %(after)s))
+ORDER BY device, registered_at, keyid LIMIT %(limit)s
 """
 
 
-async def list_of_tenant(connection: Connection, tenant: str, device: str | None = None) -> list[ListedKey]:
-    """All keys of a tenant, or of one of its devices, oldest first."""
-    cursor = await connection.execute(LIST, {"tenant": tenant, "device": device})
+async def list_of_tenant(
+    connection: Connection, tenant: str, device: str | None = None, part: ListPart = WHOLE
+) -> list[ListedKey]:
+    """A tenant's keys, or those of one of its devices, by device, oldest first; `part.after` is one's id."""
+    cursor = await connection.execute(LIST, {"tenant": tenant, "device": device, **asdict(part)})
     return [ListedKey(*row) for row in await cursor.fetchall()]

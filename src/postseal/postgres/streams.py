@@ -96,6 +96,17 @@ async def open_projects(connection: Connection, tenant: str, device: str) -> lis
     return [project for (project,) in await cursor.fetchall()]
 
 
+PROJECTS: LiteralString = """
+SELECT project FROM streams WHERE tenant = %(tenant)s AND producer = %(device)s ORDER BY project
+"""
+
+
+async def projects_of_device(connection: Connection, tenant: str, device: str) -> list[str]:
+    """The projects in which the device has a stream, retired or not."""
+    cursor = await connection.execute(PROJECTS, {"tenant": tenant, "device": device})
+    return [project for (project,) in await cursor.fetchall()]
+
+
 RETIRE_OF_DEVICE: LiteralString = """
 UPDATE streams SET retired = true WHERE tenant = %(tenant)s AND producer = %(device)s AND NOT retired
 """

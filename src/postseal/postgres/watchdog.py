@@ -8,14 +8,12 @@ A thread of each process that holds the server for long; the one that has the wa
 4. pause    restarts come ever more slowly, and only so many in a while
 5. restart  under the change lock: end what is stuck, start anew
 
-A server gets stuck in two ways that it does not leave by itself. Frozen, it says nothing. And a PANIC of its recovery,
-as a failed fsync or a full disk brings it, leaves a postmaster that is "in recovery mode" for ever and ignores a fast
-shutdown. A recovery that works shows in the log: PostgreSQL writes how far it is every ten seconds.
+A server gets stuck in two ways that it does not leave by itself: frozen, it says nothing; and a recovery that panicked
+leaves it "in recovery mode" for ever (`signs.py`).
 """
 
 import fcntl
 import os
-import re
 import threading
 import time
 from collections import deque
@@ -30,10 +28,10 @@ from postseal.postgres.disk import Disk
 from postseal.postgres.embedded import EmbeddedServer, start_server
 from postseal.postgres.home import Home, changing, server_lives, try_lock, unless_server_lives
 from postseal.postgres.postmaster import data_major, ping, stop_postmaster
+from postseal.postgres.signs import STUCK_SECONDS, LogSigns
 
 CHECK_SECONDS = 1.0
 SILENT_SECONDS = 30.0  # nothing answers; a machine that is only busy answers in the end
-STUCK_SECONDS = 10.0  # after a PANIC; the postmaster itself takes up to 5 s to end the others and go on
 RECOVERING_SECONDS = 300.0  # without a word of progress; the checkpoint at a recovery's end has none
 PAUSE_SECONDS = 1.0  # after the first restart; doubled by each further one
 LONGEST_PAUSE_SECONDS = 60.0
@@ -41,10 +39,6 @@ WINDOW_SECONDS = 600.0
 RESTARTS_A_WINDOW = 10
 CHANGE_WAIT_SECONDS = 1.0  # who else has the lock starts the server, or is about to
 JOIN_SECONDS = 60.0  # a restart that has begun is not cut short
-LOG_READ_BYTES = 1024 * 1024
-
-_PANIC, _AGAIN = b"PANIC:", b"reinitializing"
-_SIGN = re.compile(rb"PANIC:|reinitializing|starting PostgreSQL|elapsed time:")
 
 
 class Watchdog:
@@ -56,7 +50,7 @@ class Watchdog:
         self._log = log
         self._watch = home.lock("watch")
         self._leading = False
-        self._signs = _LogSigns(home)
+        self._signs = LogSigns(home)
         self._moved_at = 0.0  # when the server last showed that it works
         self._silent_since: float | None = None
         self._restarts = Restarts()
@@ -93,7 +87,6 @@ class Watchdog:
         if not self._leading and try_lock(self._watch, fcntl.LOCK_EX):
             self._leading = True
             self._moved_at = time.monotonic()  # what was before was another's to judge
-            self._signs.skip()
         return self._leading
 
     def _note_answer(self, now: float) -> None:
@@ -148,36 +141,6 @@ class Restarts:
     def next_at(self) -> float:
         """The time from which on the next restart may be."""
         return self._times[-1] + self.pause_seconds() if self._times else 0.0
-
-
-class _LogSigns:
-    """What the server's log told since the server last answered."""
-
-    def __init__(self, home: Home) -> None:
-        self._path = home.log_file
-        self._read_to = 0
-        self.panicked = False
-
-    def skip(self) -> None:
-        """The server answers: what stands in the log is past."""
-        self._read_to = self._path.stat().st_size if self._path.exists() else 0
-        self.panicked = False
-
-    def progressed(self) -> bool:
-        """Read on; whether a new server or a recovery's progress was told. A PANIC is none, nor is what follows it."""
-        if not self._path.exists():
-            return False
-        with self._path.open("rb") as log:
-            if log.seek(0, os.SEEK_END) < self._read_to:
-                self._read_to = 0  # a restart began a new file
-            log.seek(self._read_to)
-            text = log.read(LOG_READ_BYTES)
-        whole = text.rfind(b"\n") + 1
-        self._read_to += whole
-        signs = _SIGN.findall(text[:whole])
-        if signs:
-            self.panicked = signs[-1] == _PANIC
-        return any(sign not in {_PANIC, _AGAIN} for sign in signs)
 
 
 @contextmanager

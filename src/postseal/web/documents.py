@@ -1,71 +1,178 @@
-"""The JSON documents that are read: names as on the wire, times in milliseconds since 1970."""
+"""The JSON documents that are read: names as on the wire, times in milliseconds since 1970.
+
+Their types and docstrings are what /openapi.json says of them.
+"""
 
 import base64
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 from starlette.responses import Response
 
 from postseal.enrolment import Enrolled
 from postseal.envelope import dsse
 from postseal.postgres.reading import EnvelopeRow, KeyRow, StreamRow
+from postseal.postgres.streams import Stream
 from postseal.reading import Closed, Page
 
+SCHEMAS: Final = "#/components/schemas/"
+"""Where /openapi.json keeps the schemas of documents, each under its type's name."""
 
-def json_response(document: dict[str, Any]) -> Response:
+
+class Nothing(Struct, frozen=True):
+    """A query without parameters, or a body that is not there."""
+
+
+class Range(Struct, frozen=True):
+    """Sequences, both ends included."""
+
+    first: int = field(name="from")
+    last: int = field(name="to")
+
+
+class StreamStanding(Struct, frozen=True, rename="camel"):
+    """Where a stream stands. Cursors are advice: only an acknowledgement lets go of an envelope."""
+
+    project: str
+    producer: str
+    contiguous_through: int
+    highest: int
+    replay_floor: int
+    next_sequence: int
+    missing: list[Range]
+    retired: bool
+
+
+class StreamList(Struct, frozen=True):
+    """Streams in the order of their producers; `next` is the `after` of the next page, null at the end."""
+
+    items: list[StreamStanding]
+    next: str | None
+
+
+class RetainedEnvelope(Struct, frozen=True, rename="camel"):
+    """An envelope as it was signed."""
+
+    sequence: int
+    event_identity: str
+    accepted_at_ms: int
+    envelope: Annotated[msgspec.Raw, Meta(extra_json_schema={"$ref": f"{SCHEMAS}Envelope"})]
+
+
+class ExpiredEnvelope(Struct, frozen=True, rename="camel"):
+    """An envelope whose payload and signature expired."""
+
+    sequence: int
+    event_identity: str
+    expired: Literal[True] = True
+
+
+class ClosedRange(Struct, frozen=True):
+    """Sequences that will never be there, both ends included: the replay floor rose over them."""
+
+    first: int = field(name="from")
+    last: int = field(name="to")
+    closed: Literal[True] = True
+
+
+Item = RetainedEnvelope | ExpiredEnvelope | ClosedRange
+ITEM_TYPES: Final = (RetainedEnvelope, ExpiredEnvelope, ClosedRange)
+
+
+class EnvelopePage(Struct, frozen=True, rename="camel"):
+    """What a stream holds, in order, through the contiguous cursor; `next` is the `after` of the next page."""
+
+    # For msgspec they are Any: it reads a union of objects only where a member of all tells them apart.
+    items: list[Annotated[Any, Meta(extra_json_schema={"anyOf": [{"$ref": SCHEMAS + t.__name__} for t in ITEM_TYPES]})]]
+    contiguous_through: int
+    next: int
+
+
+class ProducerKey(Struct, frozen=True, rename="camel"):
+    """A public key; `acceptUntilMs` is there while it retires, `publicKey` is in base64url."""
+
+    keyid: str
+    public_key: str
+    state: str
+    registered_at_ms: int
+    changed_at_ms: int
+    accept_until_ms: int | UnsetType = UNSET
+
+
+class ProducerKeyList(Struct, frozen=True):
+    """The keys with which a producer's envelopes are verified, oldest first, removed ones included."""
+
+    items: list[ProducerKey]
+
+
+class EnrolledDevice(Struct, frozen=True, rename="camel"):
+    """What a new device is told; the credential is shown this once."""
+
+    tenant: str
+    device: str
+    projects: list[str]
+    keyid: str
+    credential: str
+    expires_at_ms: int
+
+
+class Health(Struct, frozen=True):
+    """How the process is."""
+
+    status: Literal["ok", "ready"]
+
+
+def json_response(document: Struct, status: int = 200) -> Response:
     """A document that no cache keeps."""
-    return Response(msgspec.json.encode(document), media_type="application/json", headers={"cache-control": "no-store"})
+    return Response(
+        msgspec.json.encode(document), status, media_type="application/json", headers={"cache-control": "no-store"}
+    )
 
 
-def of_stream(project: str, stream: StreamRow) -> dict[str, Any]:
-    """Where a stream stands."""
+def of_stream(project: str, stream: StreamRow | Stream) -> StreamStanding:
+    """Where a stream of a project stands."""
     cursor = stream.cursor
-    return {
-        "project": project,
-        "producer": stream.producer,
-        "contiguousThrough": cursor.contiguous,
-        "highest": cursor.highest,
-        "replayFloor": cursor.floor,
-        "nextSequence": cursor.highest + 1,
-        "missing": [{"from": first, "to": last} for first, last in cursor.holes()],
-        "retired": stream.retired,
-    }
+    return StreamStanding(
+        project,
+        stream.producer,
+        cursor.contiguous,
+        cursor.highest,
+        cursor.floor,
+        cursor.highest + 1,
+        [Range(first, last) for first, last in cursor.holes()],
+        stream.retired,
+    )
 
 
-def of_page(page: Page) -> dict[str, Any]:
-    """Envelopes in order; `next` is what the next page comes after."""
-    return {
-        "items": [_of_item(item) for item in page.items],
-        "contiguousThrough": page.contiguous,
-        "next": page.next_after,
-    }
+def of_page(page: Page) -> EnvelopePage:
+    """A page of envelopes."""
+    return EnvelopePage([_of_item(item) for item in page.items], page.contiguous, page.next_after)
 
 
-def of_key(key: KeyRow) -> dict[str, Any]:
-    """A public key; `acceptUntilMs` is there while it retires."""
-    document = {
-        "keyid": key.keyid,
-        "publicKey": base64url(key.public_key),
-        "state": key.state,
-        "registeredAtMs": milliseconds(key.registered_at),
-        "changedAtMs": milliseconds(key.changed_at),
-    }
-    if key.accept_until is not None:
-        document["acceptUntilMs"] = milliseconds(key.accept_until)
-    return document
+def of_key(key: KeyRow) -> ProducerKey:
+    """A public key."""
+    return ProducerKey(
+        key.keyid,
+        base64url(key.public_key),
+        key.state,
+        milliseconds(key.registered_at),
+        milliseconds(key.changed_at),
+        UNSET if key.accept_until is None else milliseconds(key.accept_until),
+    )
 
 
-def of_enrolled(enrolled: Enrolled) -> dict[str, Any]:
-    """What a new device is told, this once."""
-    return {
-        "tenant": enrolled.tenant,
-        "device": enrolled.device,
-        "projects": enrolled.projects,
-        "keyid": enrolled.keyid,
-        "credential": enrolled.credential,
-        "expiresAtMs": milliseconds(enrolled.expires_at),
-    }
+def of_enrolled(enrolled: Enrolled) -> EnrolledDevice:
+    """What a new device is told."""
+    return EnrolledDevice(
+        enrolled.tenant,
+        enrolled.device,
+        enrolled.projects,
+        enrolled.keyid,
+        enrolled.credential,
+        milliseconds(enrolled.expires_at),
+    )
 
 
 def milliseconds(at: datetime) -> int:
@@ -78,11 +185,11 @@ def base64url(raw: bytes) -> str:
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
 
 
-def _of_item(item: EnvelopeRow | Closed) -> dict[str, Any]:
+def _of_item(item: EnvelopeRow | Closed) -> Item:
     if isinstance(item, Closed):
-        return {"from": item.first, "to": item.last, "closed": True}
-    document: dict[str, Any] = {"sequence": item.sequence, "eventIdentity": item.event_identity.hex()}
+        return ClosedRange(item.first, item.last)
+    identity = item.event_identity.hex()
     if item.payload is None or item.signature is None:
-        return document | {"expired": True}
+        return ExpiredEnvelope(item.sequence, identity)
     envelope = msgspec.Raw(dsse.wrap(item.payload, item.keyid, item.signature))
-    return document | {"acceptedAtMs": milliseconds(item.accepted_at), "envelope": envelope}
+    return RetainedEnvelope(item.sequence, identity, milliseconds(item.accepted_at), envelope)

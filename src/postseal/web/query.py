@@ -1,43 +1,67 @@
-"""Parameters of a request's path and query, each with its bounds."""
+"""What stands in a request's path and query, read as the types that also describe it.
 
-import re
+A parameter is there once or not at all. What a call does not know is passed over.
+"""
 
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
 from starlette.requests import Request
 
+from postseal.admin.names import ID_PATTERN
+from postseal.envelope.canonical import MAX_INTEGER
 from postseal.errors import Refused
 from postseal.outcomes import Reason
 
-_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
-_WHOLE_NUMBER = re.compile(r"[0-9]{1,16}", re.ASCII)
+Q = TypeVar("Q", bound=Struct)
+
+MAX_ID_CHARACTERS: Final = 63
+
+Id = Annotated[str, Meta(pattern=f"^{ID_PATTERN}$", max_length=MAX_ID_CHARACTERS)]
+IdOrEmpty = Annotated[str, Meta(pattern=f"^({ID_PATTERN})?$", max_length=MAX_ID_CHARACTERS)]
+Keyid = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{43}$", max_length=43)]
+KeyidOrEmpty = Annotated[str, Meta(pattern="^([A-Za-z0-9_-]{43})?$", max_length=43)]
+Uuid = Annotated[str, Meta(pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$", max_length=36)]
+UuidOrEmpty = Annotated[str, Meta(pattern="^([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?$", max_length=36)]
+Word = Annotated[str, Meta(pattern="^[a-z_]*$", max_length=40)]
+Sequence = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
+Limit = Annotated[int, Meta(ge=1, le=1000)]
+
+IN_PATHS: Final[dict[str, Any]] = {"project": Id, "producer": Id, "device": Id, "keyid": Keyid, "credential": Uuid}
+"""The type of each parameter that stands in a path."""
+
+_NOT_TOLD = ("Invalid enum value", "Object contains unknown field")
+"""Beginnings of msgspec's messages that would repeat what was sent."""
 
 
-def path_id(request: Request, name: str) -> str:
-    """An id in the path; what cannot be one names nothing, which is `not_found`."""
-    text = request.path_params[name]
-    if not _ID.fullmatch(text):
-        raise Refused(Reason.NOT_FOUND, "there is no such thing, or it is not the caller's")
-    return text
+def read_path(request: Request) -> dict[str, str]:
+    """The parameters in the path; what cannot be one names nothing, which is `not_found`."""
+    parameters: dict[str, str] = request.path_params
+    try:
+        return {name: msgspec.convert(value, IN_PATHS[name]) for name, value in parameters.items()}
+    except msgspec.ValidationError:
+        raise Refused(Reason.NOT_FOUND, "there is no such thing, or it is not the caller's") from None
 
 
-def text(request: Request, name: str, default: str) -> str:
-    """A parameter that is there once, or not at all."""
-    values = request.query_params.getlist(name)
-    if len(values) > 1:
-        raise Refused(Reason.REQUEST_INVALID, f"{name} is there more than once")
-    return values[0] if values else default
+def read_query(request: Request, query: type[Q]) -> Q:
+    """The parameters of the query that a call knows. Refused `request_invalid`."""
+    given: dict[str, str] = {}
+    for name in query.__struct_encode_fields__:
+        values = request.query_params.getlist(name)
+        if len(values) > 1:
+            raise Refused(Reason.REQUEST_INVALID, f"{name} is there more than once")
+        if values:
+            given[name] = values[0]
+    try:
+        return msgspec.convert(given, query, strict=False)
+    except msgspec.ValidationError as error:
+        raise Refused(Reason.REQUEST_INVALID, broken_rule(error)) from None
 
 
-def id_or_empty(request: Request, name: str) -> str:
-    """An id, or the empty string where there is none."""
-    value = text(request, name, "")
-    if value and not _ID.fullmatch(value):
-        raise Refused(Reason.REQUEST_INVALID, f"{name} is no id")
-    return value
-
-
-def whole_number(request: Request, name: str, *, default: int, least: int, most: int) -> int:
-    """A whole number within its bounds, both included."""
-    value = text(request, name, str(default))
-    if not _WHOLE_NUMBER.fullmatch(value) or not least <= int(value) <= most:
-        raise Refused(Reason.REQUEST_INVALID, f"{name} must be a whole number from {least} to {most}")
-    return int(value)
+def broken_rule(error: msgspec.ValidationError) -> str:
+    """Which member breaks which rule, without anything that was sent."""
+    rule, _, place = str(error).partition(" - at `$")
+    if rule.startswith(_NOT_TOLD):
+        rule = "nothing that is allowed there"
+    return f"{place.strip('`.') or 'the body'}: {rule}"

@@ -1,0 +1,187 @@
+"""The calls of the HTTP surface: each is one Call, from which both its route and its part of /openapi.json are made.
+
+A Reception makes those that take and answer JSON. In this order, and the first fault decides:
+
+1. the caller, by credential; 2. the role; 3. what stands in the path; 4. the query; 5. the body; 6. the work itself
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from postseal.door import Door, require_role
+from postseal.errors import Refused
+from postseal.identity.verified import Role, VerifiedIdentity
+from postseal.outcomes import Reason
+from postseal.web import query
+from postseal.web.body import HeldBytes, receive_body
+from postseal.web.documents import Nothing, json_response
+from postseal.web.head import read_head
+from postseal.web.peer import TrustedProxies
+
+JSON: Final = "application/json"
+MAX_BODY_BYTES: Final = 16 * 1024
+
+Q = TypeVar("Q", bound=Struct)
+B = TypeVar("B", bound=Struct)
+A = TypeVar("A", bound=Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """One form that a body can have: its media type, and a type or a JSON Schema that describes it."""
+
+    media_type: str
+    form: type[Struct] | dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call, and all that is said of it. Without roles it is for anyone."""
+
+    method: str
+    path: str
+    summary: str
+    handle: ASGIApp = field(repr=False)
+    roles: tuple[Role, ...] = ()
+    query: type[Struct] = Nothing
+    takes: Content | None = None
+    answers: Mapping[int, tuple[Content, ...]] = field(default_factory=dict)
+    """What a success answers, by status."""
+    reasons: tuple[Reason, ...] = ()
+    """Why it can be refused, beside what any call is refused for that has these roles, query and body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Generic[Q, B]):
+    """A request whose caller is known and whose parts hold."""
+
+    caller: VerifiedIdentity
+    path: dict[str, str]
+    query: Q
+    body: B
+    request: Request
+
+
+def said(function: Callable[..., Any]) -> str:
+    """What a function's docstring says of it: the summary of its call."""
+    return " ".join((function.__doc__ or "").split())
+
+
+def responding(endpoint: Callable[[Request], Awaitable[Response]]) -> ASGIApp:
+    """`endpoint` as ASGI."""
+
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+        response = await endpoint(Request(scope, receive))
+        await response(scope, receive, send)
+
+    return handle
+
+
+class Reception:
+    """Takes requests in for calls, and writes their answers."""
+
+    def __init__(self, door: Door, proxies: TrustedProxies, held: HeldBytes) -> None:
+        self._door = door
+        self._proxies = proxies
+        self._held = held
+
+    def read(
+        self,
+        path: str,
+        work: Callable[[Asked[Q, Nothing]], Awaitable[A]],
+        *,
+        roles: tuple[Role, ...],
+        query: type[Q],
+        answer: type[A],
+    ) -> Call:
+        """A GET that answers one document."""
+
+        async def endpoint(request: Request) -> Response:
+            asked = await self._ask(request, roles, query, Nothing)
+            return json_response(await work(asked))
+
+        answers = {200: (Content(JSON, answer),)}
+        return Call("GET", path, said(work), responding(endpoint), roles, query, answers=answers)
+
+    def change(
+        self,
+        path: str,
+        work: Callable[[Asked[Nothing, B]], Awaitable[A]],
+        *,
+        roles: tuple[Role, ...],
+        body: type[B],
+        answer: type[A],
+        status: int = 200,
+        reasons: tuple[Reason, ...] = (),
+    ) -> Call:
+        """A POST of one document, answered with another."""
+
+        async def endpoint(request: Request) -> Response:
+            asked = await self._ask(request, roles, Nothing, body)
+            return json_response(await work(asked), status)
+
+        takes, answers = Content(JSON, body), {status: (Content(JSON, answer),)}
+        return Call(
+            "POST",
+            path,
+            said(work),
+            responding(endpoint),
+            roles,
+            takes=takes,
+            answers=answers,
+            reasons=reasons,
+        )
+
+    def order(
+        self,
+        path: str,
+        work: Callable[[Asked[Nothing, Nothing]], Awaitable[None]],
+        *,
+        roles: tuple[Role, ...],
+        reasons: tuple[Reason, ...] = (),
+    ) -> Call:
+        """A POST without a body, answered with 204 and nothing."""
+
+        async def endpoint(request: Request) -> Response:
+            await work(await self._ask(request, roles, Nothing, Nothing))
+            return Response(status_code=204, headers={"cache-control": "no-store"})
+
+        return Call("POST", path, said(work), responding(endpoint), roles, answers={204: ()}, reasons=reasons)
+
+    async def _ask(self, request: Request, roles: tuple[Role, ...], known: type[Q], form: type[B]) -> Asked[Q, B]:
+        """Steps 1 to 5. Raises Refused and Unavailable."""
+        head = read_head(request.scope, self._proxies)
+        caller = await self._door.identify(head.peer, head.credential)
+        require_role(caller, *roles)
+        path, asked_query = query.read_path(request), query.read_query(request, known)
+        if form is Nothing:
+            return Asked(caller, path, asked_query, form(), request)
+        raw = await receive_body(
+            request.scope,
+            request.receive,
+            head,
+            media_type=JSON.encode(),
+            cap_bytes=MAX_BODY_BYTES,
+            held=self._held,
+        )
+        try:
+            return Asked(caller, path, asked_query, decode_body(raw, form), request)
+        finally:
+            self._held.release(len(raw))
+
+
+def decode_body(raw: bytes, form: type[B]) -> B:
+    """A JSON body. Refused `request_invalid`, without anything that was sent."""
+    try:
+        return msgspec.json.decode(raw, type=form)
+    except msgspec.ValidationError as error:
+        raise Refused(Reason.REQUEST_INVALID, query.broken_rule(error)) from None
+    except (ValueError, RecursionError):
+        raise Refused(Reason.REQUEST_INVALID, "the body is no JSON") from None
