@@ -24,7 +24,7 @@ from postseal.postgres.database import Connection, Database, Part, connect
 from postseal.sampler import Sampler, sampling
 from postseal.settings import Settings
 
-SECONDS_A_DAY = 86_400
+SECONDS_A_MINUTE, SECONDS_A_DAY = 60, 86_400
 
 
 @dataclass(frozen=True, slots=True)

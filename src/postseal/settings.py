@@ -109,6 +109,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str, Meta(pattern=r"^(debug|info|warning|error)\Z", description="debug, info, warning or error")
     ] = "info"
 
+    def __repr__(self) -> str:
+        """Not the values: a database URL may hold a password."""
+        return "Settings(…)"
+
 
 def load_settings(
     environment: Mapping[str, str], file: Path | None = None, overrides: Mapping[str, Any] | None = None

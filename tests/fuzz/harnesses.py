@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httptools
 import jsonschema_rs
@@ -27,14 +27,14 @@ from postseal.kinds_folder import compile_schema
 from postseal.limits import peer_key
 from postseal.outcomes import Reason
 from postseal.web import enrolments
+from postseal.web.calls import decode_body
 from postseal.web.head import read_head
 from postseal.web.peer import NOBODY, TrustedProxies
 
 T = TypeVar("T")
 
 MAX_DETAIL_CHARACTERS = 120
-NAMES = set(re.findall(r'"([A-Za-z]+)":', json.dumps([event(kind) for kind in KINDS.keys() | {"heartbeat"}])))
-NAMES |= set(re.findall(r'"([A-Za-z]+)"', payload_schema(KINDS).decode()))
+NAMES = set(re.findall(r'"([A-Za-z]+)"', payload_schema(KINDS).decode())) | {"code", "publicKey", "proof"}
 """The member names that a refusal may say."""
 
 
@@ -51,7 +51,7 @@ def body(raw: bytes) -> None:
     assert emitted == json.dumps(in_order, separators=(",", ":")).encode()
     assert sorted(emitted) == sorted(raw.translate(None, b" \t\r\n"))
     assert dsse.unwrap(emitted) == envelope
-    theirs = DsseEnvelope.from_dict(outer)
+    theirs = DsseEnvelope.from_dict(outer)  # pyright: ignore[reportUnknownMemberType]  # bare dict
     assert (theirs.payload, theirs.pae()) == (envelope.payload, envelope.signed_bytes)
     assert {keyid: bytes.fromhex(found.signature) for keyid, found in theirs.signatures.items()} == {
         envelope.keyid: envelope.signature
@@ -89,7 +89,7 @@ def payload(raw: bytes) -> None:
     )
 
 
-PROBES = [None, True, 0, -1, 1.5, 2**53, "", "a", "a" * 3000, [], [None], {}, {"zzz": {}}]
+PROBES: list[Any] = [None, True, 0, -1, 1.5, 2**53, "", "a", "a" * 3000, [], [None], {}, {"zzz": {}}]
 
 
 def kind(raw: bytes) -> None:
@@ -201,11 +201,12 @@ def _fields(raw: bytes) -> list[tuple[bytes, bytes]] | None:
 
 def enrol(raw: bytes) -> None:
     """A request to enrol holds a code, a key of 32 bytes and a proof of 64 in their one spelling, or is invalid."""
-    wanted = attempt(lambda: enrolments._read(raw), Reason.REQUEST_INVALID)
+    wanted = attempt(lambda: decode_body(raw, enrolments.Enrolment), Reason.REQUEST_INVALID)
     if wanted is None:
         return
-    public = attempt(lambda: enrolments._from_base64url(wanted.public_key), Reason.REQUEST_INVALID)
-    proof = attempt(lambda: enrolments._from_base64url(wanted.proof), Reason.REQUEST_INVALID)
+    read = enrolments._from_base64url  # pyright: ignore[reportPrivateUsage]  # the call around it needs a database
+    public = attempt(lambda: read(wanted.public_key), Reason.REQUEST_INVALID)
+    proof = attempt(lambda: read(wanted.proof), Reason.REQUEST_INVALID)
     digest = code_hash(wanted.code)
     assert digest is None or len(wanted.code) == len("pse_") + 43
     if public is None or proof is None:

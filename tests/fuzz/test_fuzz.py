@@ -20,7 +20,7 @@ RUNS = {"body": 3000, "payload": 4000, "kind": 500, "lines": 5000, "peer": 8000,
 MAX_INPUT_BYTES = {"kind": 4096, "body": 8192}
 MAX_INPUT_S = 10
 """No input of at most 8 KiB may take longer, on a busy machine too."""
-SOAK_S = 60
+SOAK_S = 50
 
 TOKENS = sorted(
     {
@@ -69,8 +69,8 @@ def test_a_seeded_run_of_the_fuzzer(name: str, tmp_path: Path, seed: int):
 @needs_atheris
 @pytest.mark.soak
 @pytest.mark.parametrize("name", HARNESSES)
-def test_a_minute_of_the_fuzzer(name: str, tmp_path: Path, seed: int):
-    """The same for as long as a minute."""
+def test_a_long_run_of_the_fuzzer(name: str, tmp_path: Path, seed: int):
+    """The same for as long as the clock says."""
     fuzz(name, tmp_path, f"-seed={seed}", f"-max_total_time={SOAK_S}", deadline_s=SOAK_S + 100)
 
 

@@ -1,10 +1,11 @@
 """Any JSON anywhere in an event or in the envelope around it: what opens is what was sealed, or it is refused."""
 
+import copy
 import functools
 import json
 import operator
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import harnesses
 import pytest
@@ -28,8 +29,8 @@ WORDS = st.sampled_from(["heartbeat", "acme.job", "controlplane/v1", "acme\n", "
 STRINGS = (st.text(max_size=12) | WORDS | NAMES).flatmap(
     lambda text: st.sampled_from([json.dumps(text, ensure_ascii=False), json.dumps(text)])
 )
-SPELLINGS = ["0", "1", "-0", "1.0", "1e0", "1E+2", "01", "+1", ".5", "1.", "1e999", "1e-999", "0x1", "1_0"]
-SPELLINGS += ["9007199254740991", "9007199254740992", "-9007199254740992", "18446744073709551616", "9" * 400]
+GREAT = ["9007199254740991", "9007199254740992", "-9007199254740992", "18446744073709551616", "9" * 400]
+SPELLINGS = ["0", "1", "-0", "1.0", "1e0", "1E+2", "01", "+1", ".5", "1.", "1e999", "1e-999", "0x1", "1_0", *GREAT]
 NUMBERS = st.integers().map(str) | st.floats().map(json.dumps) | st.sampled_from(SPELLINGS)
 ODD = st.sampled_from(
     ['"\\ud800"', '"\\u00E9"', '"\\/"', '"\x01"', "[" * 600, '{"a":' * 600 + "1" + "}" * 600, "", " 1", "tru"]
@@ -45,8 +46,8 @@ def arrays(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 def objects(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     """JSON texts of objects, whose members may be repeated and in any order."""
-    members = st.lists(st.tuples(STRINGS, SPACE, inner).map(":".join), max_size=4)
-    return members.map(lambda drawn: "{" + ",".join(drawn).replace("::", ":") + "}")
+    drawn_members = st.lists(st.tuples(STRINGS, SPACE, inner).map(":".join), max_size=4)
+    return drawn_members.map(lambda drawn: "{" + ",".join(drawn).replace("::", ":") + "}")
 
 
 ANY_JSON = st.recursive(SCALARS, lambda inner: arrays(inner) | objects(inner), max_leaves=8)
@@ -57,8 +58,14 @@ HERE = "\x10here\x10"
 
 def places(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The paths to every value within a value."""
-    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for name, inner in members for place in places(inner, (*path, name)))]
+    return [path, *(place for name, inner in members(value) for place in places(inner, (*path, name)))]
+
+
+def members(value: object) -> list[tuple[Any, Any]]:
+    """What is in a value, by name or number."""
+    if isinstance(value, dict):
+        return list(cast("dict[Any, Any]", value).items())
+    return list(enumerate(cast("list[Any]", value))) if isinstance(value, list) else []
 
 
 def at(value: Any, path: tuple[Any, ...]) -> Any:
@@ -70,22 +77,23 @@ def changed(value: Any, path: tuple[Any, ...], name: str | None) -> Any:
     """A value with HERE at a place in it or, where that is an object, at a further member of the place."""
     if path:
         first, *rest = path
-        copy = list(value) if isinstance(value, list) else dict(value)
-        copy[first] = changed(value[first], tuple(rest), name)
-        return copy
-    return value | {name: HERE} if name is not None and isinstance(value, dict) else HERE
+        other = copy.copy(value)
+        other[first] = changed(value[first], tuple(rest), name)
+        return other
+    found = dict(members(value))
+    return HERE if name is None or not isinstance(value, dict) else found | {name: HERE}
 
 
 def respelled(value: Any, name: object) -> list[str]:
     """Other JSON texts for a value that is a member or an item `name`, all of which a lenient reader reads as it."""
-    text = json.dumps(value, ensure_ascii=False)
+    text, reverse = json.dumps(value, ensure_ascii=False), dict(reversed(members(value)))
     texts = [text, f" {text}", json.dumps(value, indent=1), f"null,{json.dumps(name)}:{text}"]
     if isinstance(value, str):
         texts.append('"' + "".join(f"\\u{ord(character):04X}" for character in value) + '"')
-    elif isinstance(value, int):
+    elif type(value) is int:
         texts += [f"{value}.0", f"{value}e0", f"{value}0e-1"]
     elif isinstance(value, dict):
-        texts.append(json.dumps(dict(reversed(value.items())), separators=(",", ":"), ensure_ascii=False))
+        texts.append(json.dumps(reverse, separators=(",", ":"), ensure_ascii=False))
     return texts
 
 
@@ -191,7 +199,7 @@ def test_no_other_spelling_of_any_member(kind: str):
 
 
 @pytest.mark.soak
-@settings(max_examples=15_000, deadline=A_HANG)
+@settings(max_examples=5000, deadline=A_HANG)
 @given(ANY_EVENT.filter(lambda raw: 1 <= len(raw) <= dsse.MAX_PAYLOAD_BYTES))
 def test_much_more_json_anywhere_in_an_event(raw: bytes):
     """The same as above, for minutes."""

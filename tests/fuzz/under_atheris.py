@@ -14,13 +14,14 @@ INSTRUMENTED = [
     "postseal.envelope",
     "postseal.inbox",
     "postseal.identity.codes",
+    "postseal.web.calls",
     "postseal.web.enrolments",
     "postseal.web.head",
     "postseal.web.peer",
 ]
 
 if __name__ == "__main__":
-    with atheris.instrument_imports(include=INSTRUMENTED):
+    with atheris.instrument_imports(include=INSTRUMENTED):  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]  # no types
         from harnesses import HARNESSES
     atheris.Setup([sys.argv[0], *sys.argv[2:]], HARNESSES[sys.argv[1]])
     atheris.Fuzz()

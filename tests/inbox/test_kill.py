@@ -176,10 +176,10 @@ async def test_a_database_that_is_killed(server: OwnServer, seed: int):
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 async def test_a_service_that_is_killed_often(access: Access, seed: int):
-    """The same, 150 times."""
+    """The same, 120 times."""
     print(f"POSTSEAL_TEST_SEED={seed}")
     chance = random.Random(seed)
-    for number in range(150):
+    for number in range(120):
         told = await kill_service_round(access, chance)
         print(f"round {number}: {told} acknowledged")
 
@@ -187,8 +187,8 @@ async def test_a_service_that_is_killed_often(access: Access, seed: int):
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 async def test_a_database_that_is_killed_often(server: OwnServer, seed: int):
-    """The same, 80 times."""
+    """The same, 60 times."""
     print(f"POSTSEAL_TEST_SEED={seed}")
     chance = random.Random(seed)
-    for _ in range(80):
+    for _ in range(60):
         await kill_database_round(server, chance)

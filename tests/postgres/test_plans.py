@@ -135,7 +135,7 @@ def test_hot_statements_probe_their_indexes_by_every_column(database: Access):
 def test_the_look_up_keeps_its_plan_in_a_table_of_one_row(access: Access):
     """There every index costs the same; the one that a busy stream will need must be taken all the same."""
     with as_owner(access) as owner:
-        owner.execute(re.sub(r"1, \d+\)", "1, 1)", FILL))
+        owner.execute(re.sub(r"1, \d+\)", "1, 1)", FILL).encode())
     require_probes(access, LOOK_UP)
 
 
@@ -162,4 +162,4 @@ def test_updates_of_a_stream_are_heap_only(access: Access):
             assert row is not None
             updated, hot = row
     assert updated == 400
-    assert hot >= 0.99 * updated
+    assert hot >= 0.95 * updated  # a snapshot of another lane can keep a full page from being pruned

@@ -6,6 +6,7 @@ from postseal.envelope.canonical import MAX_INTEGER
 from postseal.errors import AdminError
 from postseal.outcomes import Reason
 from postseal.postgres import streams
+from postseal.postgres.reading import StreamRow, list_streams
 from postseal.postgres.streams import Stream
 from postseal.postgres.transaction import Connection
 from postseal.rules.stream import Cursor
@@ -19,6 +20,12 @@ async def list_of_tenant(connection: Connection, tenant: str, project: str | Non
     if project is not None:
         await require_projects(connection, tenant, [project])
     return await streams.list_of_tenant(connection, tenant, project)
+
+
+async def page(connection: Connection, tenant: str, project: str, *, after: str, rows: int) -> list[StreamRow]:
+    """At most `rows` streams of a project by producer, from the first one behind `after` on. AdminError: no such."""
+    await require_projects(connection, tenant, [project])
+    return await list_streams(connection, tenant=tenant, project=project, after=after, limit=rows)
 
 
 async def show(connection: Connection, tenant: str, project: str, producer: str) -> Stream:

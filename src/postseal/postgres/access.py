@@ -2,7 +2,7 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
@@ -23,7 +23,7 @@ from postseal.settings import Settings
 class Access:
     """Connection strings, none of which holds a generated password: libpq reads those from `passfile`."""
 
-    owner: str
+    owner: str = field(repr=False)
     passfile: Path
     prefix: str
     disk: Disk | None = None

@@ -1,4 +1,4 @@
-"""Which part of a tenant's list is wanted, so that a list can be long, and be shown to somebody who may see some of it."""
+"""Which part of a tenant's list is wanted: lists can be long, and be shown to somebody who may see only some of it."""
 
 from dataclasses import dataclass
 

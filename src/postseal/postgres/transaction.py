@@ -85,6 +85,9 @@ async def in_transaction(connection: Connection, work: Callable[[Connection], Aw
             result = await work(connection)
             cursor = await connection.execute("COMMIT")
             witness.require_commit(cursor.statusmessage)
+        except Unavailable:
+            discard(connection)
+            raise
         except BaseException:
             await roll_back(connection)
             raise

@@ -69,10 +69,10 @@ _PROBLEM: Final[Header] = (b"content-type", b"application/problem+json")
 _NO_STORE: Final[Header] = (b"cache-control", b"no-store")
 
 
-class Acknowledgement(Struct, frozen=True, rename="camel"):
+class Acknowledgement(Struct, frozen=True, kw_only=True, rename="camel"):
     """The body of an acknowledgement; `status` is there in the lines of a batch only."""
 
-    status: int | UnsetType
+    status: int | UnsetType = UNSET
     outcome: Outcome
     event_identity: str
     sequence: int
@@ -102,6 +102,11 @@ class Answer:
     status: int
     headers: tuple[Header, ...]
     body: bytes
+
+
+def status_of(reason: Reason) -> int:
+    """The usual HTTP status of a reason."""
+    return _STATUS_AND_TITLE_OF_REASON[reason][0]
 
 
 def of_verdict(verdict: Verdict) -> Answer:
@@ -155,13 +160,13 @@ async def send_answer(send: Send, answer: Answer) -> None:
 
 def _acknowledgement(receipt: Receipt, status: int | UnsetType) -> Acknowledgement:
     return Acknowledgement(
-        status,
-        receipt.outcome,
-        receipt.event_identity.hex(),
-        receipt.sequence,
-        receipt.contiguous,
-        receipt.highest,
-        correlation.text(receipt.correlation_id),
+        status=status,
+        outcome=receipt.outcome,
+        event_identity=receipt.event_identity.hex(),
+        sequence=receipt.sequence,
+        contiguous_through=receipt.contiguous,
+        highest=receipt.highest,
+        correlation_id=correlation.text(receipt.correlation_id),
     )
 
 

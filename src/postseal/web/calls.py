@@ -19,11 +19,11 @@ from postseal.door import Door, require_role
 from postseal.errors import Refused
 from postseal.identity.verified import Role, VerifiedIdentity
 from postseal.outcomes import Reason
-from postseal.web import query
 from postseal.web.body import HeldBytes, receive_body
 from postseal.web.documents import Nothing, json_response
 from postseal.web.head import read_head
 from postseal.web.peer import TrustedProxies
+from postseal.web.query import broken_rule, read_path, read_query
 
 JSON: Final = "application/json"
 MAX_BODY_BYTES: Final = 16 * 1024
@@ -52,7 +52,7 @@ class Call:
     roles: tuple[Role, ...] = ()
     query: type[Struct] = Nothing
     takes: Content | None = None
-    answers: Mapping[int, tuple[Content, ...]] = field(default_factory=dict)
+    answers: Mapping[int, tuple[Content, ...]] = field(default_factory=dict[int, tuple[Content, ...]])
     """What a success answers, by status."""
     reasons: tuple[Reason, ...] = ()
     """Why it can be refused, beside what any call is refused for that has these roles, query and body."""
@@ -160,9 +160,9 @@ class Reception:
         head = read_head(request.scope, self._proxies)
         caller = await self._door.identify(head.peer, head.credential)
         require_role(caller, *roles)
-        path, asked_query = query.read_path(request), query.read_query(request, known)
+        path, query = read_path(request), read_query(request, known)
         if form is Nothing:
-            return Asked(caller, path, asked_query, form(), request)
+            return Asked(caller, path, query, form(), request)
         raw = await receive_body(
             request.scope,
             request.receive,
@@ -172,7 +172,7 @@ class Reception:
             held=self._held,
         )
         try:
-            return Asked(caller, path, asked_query, decode_body(raw, form), request)
+            return Asked(caller, path, query, decode_body(raw, form), request)
         finally:
             self._held.release(len(raw))
 
@@ -182,6 +182,6 @@ def decode_body(raw: bytes, form: type[B]) -> B:
     try:
         return msgspec.json.decode(raw, type=form)
     except msgspec.ValidationError as error:
-        raise Refused(Reason.REQUEST_INVALID, query.broken_rule(error)) from None
+        raise Refused(Reason.REQUEST_INVALID, broken_rule(error)) from None
     except (ValueError, RecursionError):
         raise Refused(Reason.REQUEST_INVALID, "the body is no JSON") from None

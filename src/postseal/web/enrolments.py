@@ -8,7 +8,6 @@ import base64
 import binascii
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,19 +19,19 @@ from postseal.outcomes import Reason
 from postseal.postgres.database import Database
 from postseal.web import documents
 from postseal.web.body import HeldBytes, receive_body
+from postseal.web.calls import JSON, Call, Content, decode_body, responding, said
 from postseal.web.head import read_head
 from postseal.web.peer import TrustedProxies
 
 MAX_ENROLMENT_BYTES = 4096
 
 
-class _Enrolment(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+class Enrolment(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """A one-time code, a new Ed25519 public key and its proof, the latter two in base64url."""
+
     code: Annotated[str, Meta(min_length=1, max_length=200)]
     public_key: Annotated[str, Meta(min_length=43, max_length=43)]
     proof: Annotated[str, Meta(min_length=86, max_length=86)]
-
-
-_ENROLMENT = msgspec.json.Decoder(_Enrolment)
 
 
 class EnrolmentCalls:
@@ -53,20 +52,34 @@ class EnrolmentCalls:
         self._held = held
         self._credential_lifetime_s = credential_lifetime_s
 
+    def calls(self) -> list[Call]:
+        """The one there is. For anyone with a code, so that no credential is asked for."""
+        return [
+            Call(
+                "POST",
+                "/v1/enrolments",
+                said(self.post),
+                responding(self.post),
+                takes=Content(JSON, Enrolment),
+                answers={200: (Content(JSON, documents.EnrolledDevice),)},
+                reasons=(Reason.PEER_RATE_LIMITED, Reason.ENROLMENT_REFUSED),
+            )
+        ]
+
     async def post(self, request: Request) -> Response:
-        """Enrol a device."""
+        """Enrol a device with a one-time code."""
         head = read_head(request.scope, self._proxies)
         charged = self._door.charge(head.peer)
         body = await receive_body(
             request.scope,
             request.receive,
             head,
-            media_type=b"application/json",
+            media_type=JSON.encode(),
             cap_bytes=MAX_ENROLMENT_BYTES,
             held=self._held,
         )
         try:
-            wanted = _read(body)
+            wanted = decode_body(body, Enrolment)
             enrolled = await enrol(
                 self._database,
                 code=wanted.code,
@@ -80,13 +93,6 @@ class EnrolmentCalls:
         return documents.json_response(documents.of_enrolled(enrolled))
 
 
-def _read(body: bytes) -> _Enrolment:
-    try:
-        return _ENROLMENT.decode(body)
-    except (ValueError, RecursionError):
-        raise _invalid() from None
-
-
 def _from_base64url(text: str) -> bytes:
     try:
         raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
@@ -98,5 +104,4 @@ def _from_base64url(text: str) -> bytes:
 
 
 def _invalid() -> Refused:
-    detail = "the body must be a JSON object with code, publicKey and proof, the latter two in base64url"
-    return Refused(Reason.REQUEST_INVALID, detail)
+    return Refused(Reason.REQUEST_INVALID, "publicKey and proof must be in base64url without padding")

@@ -6,18 +6,35 @@ it is answered.
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from starlette.types import Receive, Scope, Send
 
 from postseal.commit import Refusal
 from postseal.door import Door
 from postseal.envelope.dsse import ENVELOPE_MEDIA_TYPE
+from postseal.identity.verified import Role
 from postseal.inbox import MAX_BATCH_BYTES, Inbound, Inbox
+from postseal.outcomes import Reason
 from postseal.web import answers
 from postseal.web.body import BodyRefused, HeldBytes, receive_body
+from postseal.web.calls import JSON, Call, Content, said
+from postseal.web.documents import SCHEMAS
 from postseal.web.head import Head, read_head
 from postseal.web.peer import TrustedProxies
 from postseal.web.refusals import Refusals
+
+ENVELOPE = Content(ENVELOPE_MEDIA_TYPE, {"$ref": f"{SCHEMAS}Envelope"})
+LINES = Content(
+    "application/x-ndjson", {"type": "string", "description": "1 to 100 envelopes, one a line, at most 1 MiB"}
+)
+LINE_ANSWERS = Content(
+    "application/x-ndjson",
+    {"type": "string", "description": "For each line, in order, an Acknowledgement or a Problem with its status"},
+)
+REASONS = tuple(takewhile(lambda reason: reason is not Reason.ENROLMENT_REFUSED, Reason))
+"""Why an envelope can be refused; the reasons behind these belong to other calls."""
+WHOLE_BATCH_REASONS = (Reason.SYNC_RATE_LIMITED, Reason.ENVELOPE_MALFORMED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +64,41 @@ class EnvelopeCalls:
         self._held_for_strangers = held_for_strangers
         self._held_for_known = held_for_known
         self._refusals = refusals
-        self._single = _Kind(ENVELOPE_MEDIA_TYPE.encode(), max_envelope_bytes, self._receive_single)
-        self._batch = _Kind(b"application/x-ndjson", MAX_BATCH_BYTES, self._receive_batch)
+        self._single = _Kind(ENVELOPE.media_type.encode(), max_envelope_bytes, self._receive_single)
+        self._batch = _Kind(LINES.media_type.encode(), MAX_BATCH_BYTES, self._receive_batch)
+
+    def calls(self) -> list[Call]:
+        """Both of them."""
+        acknowledged = (Content(JSON, answers.Acknowledgement),)
+        return [
+            Call(
+                "POST",
+                "/v1/envelopes",
+                said(self.post_single),
+                self.post_single,
+                (Role.DEVICE,),
+                takes=ENVELOPE,
+                answers={200: acknowledged, 201: acknowledged},
+                reasons=REASONS,
+            ),
+            Call(
+                "POST",
+                "/v1/envelopes/batch",
+                said(self.post_batch),
+                self.post_batch,
+                (Role.DEVICE,),
+                takes=LINES,
+                answers={200: (LINE_ANSWERS,)},
+                reasons=WHOLE_BATCH_REASONS,
+            ),
+        ]
 
     async def post_single(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One envelope."""
+        """Send one envelope."""
         await self._post(self._single, scope, receive, send)
 
     async def post_batch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Up to 100 envelopes, one a line."""
+        """Send up to 100 envelopes, one a line."""
         await self._post(self._batch, scope, receive, send)
 
     async def _post(self, kind: _Kind, scope: Scope, receive: Receive, send: Send) -> None:

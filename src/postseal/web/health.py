@@ -1,30 +1,32 @@
-"""`/healthz`, `/readyz` and the published schema: open to everyone, and telling nothing about any tenant."""
+"""`/healthz` and `/readyz`: open to everyone, and telling nothing about any tenant."""
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from postseal.envelope.kinds import Kinds
-from postseal.envelope.schema import payload_schema
 from postseal.readiness import Readiness
-from postseal.web import documents
+from postseal.web.calls import JSON, Call, Content, responding, said
+from postseal.web.documents import Health, json_response
 
 
 class HealthCalls:
     """Whether the process is up, and whether it makes progress."""
 
-    def __init__(self, readiness: Readiness, kinds: Kinds) -> None:
+    def __init__(self, readiness: Readiness) -> None:
         self._readiness = readiness
-        self._schema = payload_schema(kinds)
+
+    def calls(self) -> list[Call]:
+        """Both of them."""
+        answers = {200: (Content(JSON, Health),)}
+        return [
+            Call("GET", "/healthz", said(self.healthz), responding(self.healthz), answers=answers),
+            Call("GET", "/readyz", said(self.readyz), responding(self.readyz), answers=answers),
+        ]
 
     async def healthz(self, _request: Request) -> Response:
-        """The process answers."""
-        return documents.json_response({"status": "ok"})
+        """Whether the process answers."""
+        return json_response(Health("ok"))
 
     async def readyz(self, _request: Request) -> Response:
-        """Commits work now; else a problem with 503."""
+        """Whether commits work now; else a problem with 503."""
         await self._readiness.require()
-        return documents.json_response({"status": "ready"})
-
-    async def payload_schema(self, _request: Request) -> Response:
-        """The JSON Schema of the payload, this deployment's kinds included."""
-        return Response(self._schema, media_type="application/schema+json")
+        return json_response(Health("ready"))

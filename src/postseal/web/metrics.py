@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -16,6 +17,7 @@ from starlette.responses import Response
 
 from postseal.metrics import Metrics
 from postseal.sampler import Sampler
+from postseal.web.calls import Call, Content, responding, said
 
 OPENMETRICS = "application/openmetrics-text"
 REMEMBERED_FOR_S = 1.0
@@ -39,8 +41,14 @@ class MetricsCalls:
         self._prometheus = _Format(*choose_encoder("text/plain"))
         self._openmetrics = _Format(*choose_encoder(OPENMETRICS))
 
+    def calls(self) -> list[Call]:
+        """The one there is."""
+        text: dict[str, Any] = {"type": "string"}
+        answers = {200: (Content("text/plain", text), Content(OPENMETRICS, text))}
+        return [Call("GET", "/metrics", said(self.get), responding(self.get), answers=answers)]
+
     async def get(self, request: Request) -> Response:
-        """OpenMetrics for who names it among what it accepts, else the Prometheus text format."""
+        """The service's numbers: OpenMetrics for who names it among what it accepts, else Prometheus text."""
         wanted = self._openmetrics if OPENMETRICS in request.headers.get("accept", "") else self._prometheus
         async with wanted.writing:
             if wanted.written_s is None or time.monotonic() - wanted.written_s >= REMEMBERED_FOR_S:

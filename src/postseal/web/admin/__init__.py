@@ -1,0 +1,20 @@
+"""The operators' calls, `/v1/admin/…`, one module a noun: an act of `postseal.admin`, within one credential's projects.
+
+The tenant is that of the credential. What an operator may reach is decided by `postseal.admin.operator`, in the
+transaction of the act.
+"""
+
+from postseal.web.admin.audit import AuditCalls
+from postseal.web.admin.credentials import CredentialCalls
+from postseal.web.admin.devices import DeviceCalls
+from postseal.web.admin.keys import KeyCalls
+from postseal.web.admin.office import Office
+from postseal.web.admin.projects import ProjectCalls
+from postseal.web.admin.streams import StreamCalls
+from postseal.web.calls import Call
+
+
+def calls(office: Office) -> list[Call]:
+    """All of them."""
+    nouns = (ProjectCalls, DeviceCalls, CredentialCalls, KeyCalls, StreamCalls, AuditCalls)
+    return [call for noun in nouns for call in noun(office).calls()]

@@ -1,0 +1,59 @@
+"""Every call that one process answers, in the order in which they are described."""
+
+import asyncio
+import time
+
+from postseal.readiness import Readiness
+from postseal.service import SECONDS_A_DAY, SECONDS_A_MINUTE, Service
+from postseal.web import admin
+from postseal.web.admin.office import Office
+from postseal.web.body import HeldBytes
+from postseal.web.calls import Call, Reception
+from postseal.web.enrolments import EnrolmentCalls
+from postseal.web.envelopes import EnvelopeCalls
+from postseal.web.health import HealthCalls
+from postseal.web.metrics import MetricsCalls
+from postseal.web.peer import TrustedProxies
+from postseal.web.published import PublishedCalls
+from postseal.web.refusals import Refusals
+from postseal.web.streams import StreamCalls
+
+
+def all_calls(service: Service, *, proxies: TrustedProxies, refusals: Refusals, stopping: asyncio.Event) -> list[Call]:
+    """The calls of `service`. `stopping` ends every wait for something new."""
+    settings, door = service.settings, service.door
+    held_for_strangers = HeldBytes(settings.max_pending_body_bytes)
+    held_for_known = HeldBytes(settings.max_pending_body_bytes)
+    credential_lifetime_s = settings.credential_days * SECONDS_A_DAY
+    reception = Reception(door, proxies, held_for_known)
+    enrolments = EnrolmentCalls(
+        database=service.admin,
+        door=door,
+        proxies=proxies,
+        held=held_for_strangers,
+        credential_lifetime_s=credential_lifetime_s,
+    )
+    envelopes = EnvelopeCalls(
+        inbox=service.inbox,
+        door=door,
+        proxies=proxies,
+        max_envelope_bytes=settings.max_envelope_bytes,
+        held_for_strangers=held_for_strangers,
+        held_for_known=held_for_known,
+        refusals=refusals,
+    )
+    streams = StreamCalls(database=service.ingest, stopping=stopping, clock=time.monotonic)
+    office = Office(reception, service.admin, settings.invitation_minutes * SECONDS_A_MINUTE, credential_lifetime_s)
+    health = HealthCalls(Readiness(service.ingest, service.committer, time.monotonic))
+    published = PublishedCalls(service.kinds)
+    calls = [
+        *enrolments.calls(),
+        *envelopes.calls(),
+        *streams.calls(reception),
+        *admin.calls(office),
+        *health.calls(),
+        *MetricsCalls(service.metrics, service.sampler).calls(),
+        *published.calls(),
+    ]
+    published.describe(calls)
+    return calls
