@@ -73,7 +73,12 @@ class Door:
         if identity is not None:
             return identity
         key = self.charge(peer)
-        identity = await self._verifier.verify(credential) if credential else None
+        try:
+            identity = await self._verifier.verify(credential) if credential else None
+        except BaseException:
+            # The caller is not to blame: an outage shall not end in 429 for a whole fleet behind one address.
+            self.give_back(key)
+            raise
         if identity is None:
             raise Refused(Reason.UNAUTHENTICATED, "the credential is missing, unknown, expired or revoked")
         self.give_back(key)

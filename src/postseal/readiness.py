@@ -25,9 +25,12 @@ WRITE_AHEAD: LiteralString = "SELECT pg_logical_emit_message(true, 'postseal', '
 class Readiness:
     """The last probe's result, made anew once it is a second old."""
 
-    def __init__(self, database: Database, committer: Committer, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, database: Database, committer: Committer, accepting: Callable[[], bool], clock: Callable[[], float]
+    ) -> None:
         self._database = database
         self._committer = committer
+        self._accepting = accepting
         self._clock = clock
         self._probing = asyncio.Lock()
         self._probed_s: float | None = None
@@ -43,6 +46,8 @@ class Readiness:
             raise Unavailable(self._fault)
 
     async def _probe(self) -> str | None:
+        if not self._accepting():
+            return "the database's disk is almost full"
         try:
             async with asyncio.timeout(PROBE_DEADLINE_S):
                 await self._database.transact(_write_ahead)

@@ -5,7 +5,7 @@ nothing is looked up behind its back.
 """
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,8 @@ class Service:
     door: Door
     inbox: Inbox
     committer: Committer
+    accepting: Callable[[], bool]
+    """Whether the database has room for more."""
     kinds: Kinds
     """The deployment's own, beside the built-in ones."""
     metrics: Metrics
@@ -81,4 +83,4 @@ async def running_service(
         pools = {Pool.INGEST: ingest, Pool.ADMIN: admin}
         sampler = Sampler(metrics, access, pools, door, inbox, committer)
         async with sampling(sampler):
-            yield Service(settings, ingest, admin, door, inbox, committer, kinds, metrics, sampler)
+            yield Service(settings, ingest, admin, door, inbox, committer, access.accepting, kinds, metrics, sampler)

@@ -15,8 +15,8 @@ KEPT = [pytest.param(name, file, id=f"{name}-{file.stem}") for name in HARNESSES
 MAX_KEPT_FILES = 200
 MAX_KEPT_FILE_BYTES = 9 * 1024
 
-RUNS = {"body": 3000, "payload": 4000, "kind": 500, "lines": 5000, "peer": 8000, "head": 8000, "enrol": 8000}
-"""How many inputs `make test` tries, one or two seconds' worth each."""
+RUNS = {"body": 2000, "payload": 2500, "kind": 400, "lines": 2000, "peer": 4000, "head": 4000, "enrol": 4000}
+"""How many inputs `make test` tries, about a second's worth each."""
 MAX_INPUT_BYTES = {"kind": 4096, "body": 8192}
 MAX_INPUT_S = 10
 """No input of at most 8 KiB may take longer, on a busy machine too."""

@@ -44,7 +44,7 @@ def all_calls(service: Service, *, proxies: TrustedProxies, refusals: Refusals, 
     )
     streams = StreamCalls(database=service.ingest, stopping=stopping, clock=time.monotonic)
     office = Office(reception, service.admin, settings.invitation_minutes * SECONDS_A_MINUTE, credential_lifetime_s)
-    health = HealthCalls(Readiness(service.ingest, service.committer, time.monotonic))
+    health = HealthCalls(Readiness(service.ingest, service.committer, service.accepting, time.monotonic))
     published = PublishedCalls(service.kinds)
     calls = [
         *enrolments.calls(),

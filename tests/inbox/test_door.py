@@ -1,0 +1,68 @@
+"""The door in front of all work: whom it charges, and whom not."""
+
+import asyncio
+
+import pytest
+from postseal.door import Door
+from postseal.errors import Refused, Unavailable
+from postseal.identity.verified import VerifiedIdentity
+from postseal.limits import Rate
+from postseal.outcomes import Reason
+from postseal.readiness import Readiness
+from postseal.service import running_service
+from postseal.settings import Settings
+
+
+class Outage:
+    """A verifier whose database is away."""
+
+    async def verify(self, credential: str) -> VerifiedIdentity | None:
+        """Say that nothing can be said."""
+        raise Unavailable(f"no answer for a credential of {len(credential)} characters")
+
+
+class Strict:
+    """A verifier that knows nobody."""
+
+    async def verify(self, credential: str) -> VerifiedIdentity | None:
+        """Know nobody."""
+        return None
+
+
+def test_an_outage_costs_its_callers_nothing():
+    """Whoever cannot be verified for want of a database keeps their permit: the outage does not end in 429."""
+    door = Door(Outage(), Rate(per_s=0.001, burst=3), lambda: 0.0)
+
+    async def ask() -> None:
+        for _ in range(10):
+            with pytest.raises(Unavailable):
+                await door.identify("192.0.2.1", "some credential")
+
+    asyncio.run(ask())
+
+
+def test_wrong_credentials_use_up_the_peers_permits():
+    """A peer that shows wrong credentials is limited, and only that peer."""
+    door = Door(Strict(), Rate(per_s=0.001, burst=3), lambda: 0.0)
+
+    async def ask(peer: str) -> Reason:
+        with pytest.raises(Refused) as refused:
+            await door.identify(peer, "wrong")
+        return refused.value.reason
+
+    async def story() -> list[Reason]:
+        return [await ask("192.0.2.1") for _ in range(4)] + [await ask("192.0.2.2")]
+
+    assert asyncio.run(story()) == [Reason.UNAUTHENTICATED] * 3 + [Reason.PEER_RATE_LIMITED, Reason.UNAUTHENTICATED]
+
+
+def test_a_service_without_room_is_not_ready(access):
+    """While the disk is almost full nothing is taken in, and readiness says so."""
+
+    async def ask(*, accepting: bool) -> None:
+        async with running_service(Settings(), access) as service:
+            await Readiness(service.ingest, service.committer, lambda: accepting, lambda: 0.0).require()
+
+    asyncio.run(ask(accepting=True))
+    with pytest.raises(Unavailable, match="almost full"):
+        asyncio.run(ask(accepting=False))
