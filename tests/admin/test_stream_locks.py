@@ -147,7 +147,7 @@ async def test_the_floor_closes_holes(database: Database, access: Access) -> Non
     [
         (4, "lost", "the floor is at 4 and only rises"),
         (3, "lost", "the floor is at 4 and only rises"),
-        (10, "lost", "10 is above the highest sequence, 9: --force"),
+        (10, "lost", "10 is above the highest sequence, 9: it must be forced"),
         (MAX_INTEGER + 1, "lost", "a sequence is at most"),
         (5, " ", "the reason is one line"),
         (5, "two\nlines", "the reason is one line"),

@@ -121,6 +121,14 @@ class Answer:
     raw: bytes
     sent: bytes
 
+    @classmethod
+    def parsed(cls, received: bytes, sent: bytes) -> "Answer":
+        """Read an answer whose end is the end of the connection."""
+        top, _, raw = received.partition(b"\r\n\r\n")
+        status, *fields = top.decode().split("\r\n")
+        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in fields)}
+        return cls(int(status.split()[1]), headers, raw, sent)
+
     @property
     def body(self) -> dict[str, Any]:
         """The one JSON object."""

@@ -3,11 +3,13 @@
 import asyncio
 
 import pytest
+
 from postseal.door import Door
 from postseal.errors import Refused, Unavailable
 from postseal.identity.verified import VerifiedIdentity
 from postseal.limits import Rate
 from postseal.outcomes import Reason
+from postseal.postgres.access import Access
 from postseal.readiness import Readiness
 from postseal.service import running_service
 from postseal.settings import Settings
@@ -26,7 +28,7 @@ class Strict:
 
     async def verify(self, credential: str) -> VerifiedIdentity | None:
         """Know nobody."""
-        return None
+        _ = credential
 
 
 def test_an_outage_costs_its_callers_nothing():
@@ -56,7 +58,7 @@ def test_wrong_credentials_use_up_the_peers_permits():
     assert asyncio.run(story()) == [Reason.UNAUTHENTICATED] * 3 + [Reason.PEER_RATE_LIMITED, Reason.UNAUTHENTICATED]
 
 
-def test_a_service_without_room_is_not_ready(access):
+def test_a_service_without_room_is_not_ready(access: Access):
     """While the disk is almost full nothing is taken in, and readiness says so."""
 
     async def ask(*, accepting: bool) -> None:

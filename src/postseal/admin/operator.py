@@ -40,6 +40,11 @@ class Operator:
         projects = await directory.list_projects(connection, self.tenant)
         return self.projects.issuperset(row.project for row in projects)
 
+    async def require_seen_device(self, connection: Connection, device: str) -> None:
+        """AdminError `not_found` unless a device has a stream in one of the operator's projects."""
+        if self.projects.isdisjoint(await streams.projects_of_device(connection, self.tenant, device)):
+            raise _not_found()
+
     async def require_device(self, connection: Connection, device: str) -> None:
         """Lock a device, so that it gets no further streams, and raise unless all that it has are the operator's."""
         if await devices.lock(connection, self.tenant, device) is None:

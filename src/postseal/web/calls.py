@@ -100,6 +100,7 @@ class Reception:
         roles: tuple[Role, ...],
         query: type[Q],
         answer: type[A],
+        reasons: tuple[Reason, ...] = (),
     ) -> Call:
         """A GET that answers one document."""
 
@@ -108,7 +109,7 @@ class Reception:
             return json_response(await work(asked))
 
         answers = {200: (Content(JSON, answer),)}
-        return Call("GET", path, said(work), responding(endpoint), roles, query, answers=answers)
+        return Call("GET", path, said(work), responding(endpoint), roles, query, answers=answers, reasons=reasons)
 
     def change(
         self,

@@ -6,6 +6,7 @@ Nothing is said here that a Call, a type or a docstring does not say already.
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -74,7 +75,7 @@ def _operation(call: Call) -> Json:
         operation["parameters"] = parameters
     if call.takes:
         operation["requestBody"] = {"required": True, "content": _content([call.takes])}
-    operation["responses"] = {str(status): response for status, response in _responses(call)}
+    operation["responses"] = {str(status): response for status, response in sorted(_responses(call), key=itemgetter(0))}
     return operation
 
 
@@ -94,13 +95,13 @@ def _query_parameters(query: type[Struct]) -> Iterator[Json]:
 
 
 def _responses(call: Call) -> Iterator[tuple[int, Json]]:
-    for status, contents in sorted(call.answers.items()):
+    for status, contents in call.answers.items():
         response: Json = {"description": "Done"}
         if contents:
             response["content"] = _content(contents)
         yield status, response
     reasons = _reasons(call)
-    for status in sorted({status_of(reason) for reason in reasons}):
+    for status in {status_of(reason) for reason in reasons}:
         words = ", ".join(f"`{reason}`" for reason in Reason if reason in reasons and status_of(reason) == status)
         yield status, _problem(words, HEADERS_OF_STATUS.get(status, {}))
     yield HEAD_TOO_LARGE, _problem(f"`{Reason.REQUEST_INVALID}`: the head of the request is too large", {})

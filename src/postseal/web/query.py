@@ -54,9 +54,14 @@ def read_query(request: Request, query: type[Q]) -> Q:
         if values:
             given[name] = values[0]
     try:
-        return msgspec.convert(given, query, strict=False)
+        read = msgspec.convert(given, query, strict=False)
     except msgspec.ValidationError as error:
         raise Refused(Reason.REQUEST_INVALID, broken_rule(error)) from None
+    for name, attribute in zip(query.__struct_encode_fields__, query.__struct_fields__, strict=True):
+        # msgspec takes 1.0 and 1e0 for whole numbers too.
+        if isinstance(getattr(read, attribute), int) and not given.get(name, "0").isdecimal():
+            raise Refused(Reason.REQUEST_INVALID, f"{name}: Expected a whole number")
+    return read
 
 
 def broken_rule(error: msgspec.ValidationError) -> str:

@@ -3,21 +3,24 @@
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from postseal.admin import audit
 from postseal.admin.operator import Operator
-from postseal.postgres.audit import BEYOND_ALL_IDS, AuditEvent, AuditFilter
+from postseal.envelope.canonical import MAX_INTEGER
+from postseal.outcomes import Reason
+from postseal.postgres.audit import AuditEvent, AuditFilter
 from postseal.postgres.database import Connection
 from postseal.web.admin.office import ADMIN, DEFAULT_PAGE_ITEMS, OPERATORS, Office
 from postseal.web.calls import Asked, Call
 from postseal.web.documents import Nothing, milliseconds
 from postseal.web.query import IdOrEmpty, Limit, Word
 
+AUDIT = f"{ADMIN}/audit"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LATEST_MS = 4_102_444_800_000
 
-EventId = Annotated[int, Meta(ge=0, le=BEYOND_ALL_IDS)]
+EventId = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 
 
 class Event(Struct, frozen=True, rename="camel"):
@@ -51,8 +54,8 @@ class EventsQuery(Struct, frozen=True, rename="camel"):
     outcome: Word = ""
     reason: Word = ""
     since_ms: Annotated[int, Meta(ge=0, le=LATEST_MS)] = 0
-    before: EventId | None = None
-    after: EventId | None = None
+    before: EventId | UnsetType = UNSET
+    after: EventId | UnsetType = UNSET
     limit: Limit = DEFAULT_PAGE_ITEMS
 
 
@@ -65,7 +68,8 @@ class AuditCalls:
     def calls(self) -> list[Call]:
         """The one there is."""
         read = self._office.reception.read
-        return [read(f"{ADMIN}/audit", self.list_page, roles=OPERATORS, query=EventsQuery, answer=EventPage)]
+        missing = (Reason.NOT_FOUND,)
+        return [read(AUDIT, self.list_page, roles=OPERATORS, query=EventsQuery, answer=EventPage, reasons=missing)]
 
     async def list_page(self, asked: Asked[EventsQuery, Nothing]) -> EventPage:
         """Audit events of the operator's projects; those without a project are for who has all of the tenant's."""
@@ -86,8 +90,8 @@ class AuditCalls:
                 operator.tenant,
                 wanted,
                 rows=query.limit,
-                before=query.before,
-                after=query.after,
+                before=None if query.before is UNSET else query.before,
+                after=None if query.after is UNSET else query.after,
             )
 
         return EventPage([_event(row) for row in await self._office.act(asked, work)])

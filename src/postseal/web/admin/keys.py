@@ -52,7 +52,9 @@ class KeyCalls:
         """All of them."""
         reception, key, conflict = self._office.reception, f"{KEYS}/{{keyid}}", (Reason.CONFLICT,)
         return [
-            reception.read(KEYS, self.list_all, roles=OPERATORS, query=KeysQuery, answer=DeviceKeyList),
+            reception.read(
+                KEYS, self.list_all, roles=OPERATORS, query=KeysQuery, answer=DeviceKeyList, reasons=(Reason.NOT_FOUND,)
+            ),
             reception.order(f"{key}/retire", self.retire, roles=OPERATORS, reasons=conflict),
             reception.order(f"{key}/revoke", self.revoke, roles=OPERATORS, reasons=conflict),
         ]
@@ -62,6 +64,8 @@ class KeyCalls:
         wanted, limit = asked.query, asked.query.limit
 
         async def work(connection: Connection, operator: Operator) -> list[ListedKey]:
+            if wanted.device:
+                await operator.require_seen_device(connection, wanted.device)
             part = page_of(operator, wanted.after, limit)
             return await keys.list_of_tenant(connection, operator.tenant, wanted.device or None, part)
 

@@ -1,0 +1,262 @@
+"""/openapi.json tells the truth: every call is in it, and a real server answers as it says, to good and bad requests.
+
+The requests are made by schemathesis out of the document itself, and the run's seed is theirs.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import unescape
+from typing import Any
+from uuid import uuid4
+
+import hypothesis
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from schemathesis import APIOperation, Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.openapi.loaders import from_url
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from served import Site, running_site
+from test_enrolments import invite, wanted
+from wire import NDJSON, get, post
+
+from fleet import Device, enrol, issue
+from postseal.envelope import ed25519
+from postseal.outcomes import Reason
+from postseal.postgres.access import Access
+from postseal.service import running_service
+from postseal.settings import Settings
+from postseal.web.app import App
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+EXAMPLES = 10
+"""Random requests of each call."""
+METHODS = ("get", "post")
+
+schemathesis.serializer.alias(NDJSON, "text/plain")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A server, its calls as its own document describes them, and what can be asked for."""
+
+    site: Site
+    operations: dict[str, APIOperation[Any, Any, Any, Any]]
+    credentials: dict[str, str]
+    device: Device
+
+    def ask(self, case: Case, credential: str | None) -> requests.Response:
+        """Make a request, and check its answer against the document."""
+        headers = {"Authorization": f"Bearer {credential}"} if credential else {}
+        return case.call_and_validate(base_url=f"http://127.0.0.1:{self.site.port}", headers=headers, checks=CHECKS)
+
+
+@pytest.fixture(scope="module")
+def site(shared_access: Access) -> Iterator[Site]:
+    """A server that a hundred wrong credentials do not tire."""
+    with running_site(shared_access, Settings(peer_burst=100_000)) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def document(site: Site) -> dict[str, Any]:
+    """The description as it is served."""
+    answer = site.ask(get("/openapi.json"))
+    assert answer.headers["content-type"] == "application/json"
+    return answer.document
+
+
+@pytest.fixture(scope="module")
+def world(site: Site) -> World:
+    """A stream with a hole, an event to read, and a credential of each role."""
+    schema = from_url(f"http://127.0.0.1:{site.port}/openapi.json")
+    found = [result.ok() for result in schema.get_all_operations()]
+    credentials = {
+        role: issue(site.access, "acme", None, ["apollo"], role).reveal() for role in ("consumer", "sender", "operator")
+    }
+    credentials["device"] = site.device.token.reveal()
+    for sequence in (1, 2, 4):
+        assert site.ask(post(credentials["device"], site.device.envelope(sequence))).status == 201
+    return World(site, {f"{op.method.upper()} {op.path}": op for op in found}, credentials, site.device)
+
+
+def test_the_document_is_openapi_3_1(document: dict[str, Any]) -> None:
+    """It has what the specification asks for; names are unique, every reference leads somewhere, schemas are schemas."""
+    assert document["openapi"] == "3.1.0"
+    assert {"title", "version"} <= set(document["info"])
+    operations = [operation for item in document["paths"].values() for operation in item.values()]
+    names = [operation["operationId"] for operation in operations]
+    assert len(names) == len(set(names))
+    for path, item in document["paths"].items():
+        assert set(item) <= set(METHODS)
+        for operation in item.values():
+            assert operation["summary"].endswith(".")
+            assert all(response["description"] for response in operation["responses"].values())
+            named = {p["name"] for p in operation.get("parameters", []) if p["in"] == "path" and p["required"]}
+            assert named == set(re.findall(r"\{(\w+)\}", path))
+    for reference in re.findall(r'"\$ref": "([^"]+)"', json.dumps(document)):
+        found: Any = document
+        for part in reference.removeprefix("#/").split("/"):
+            found = found[part]
+    for schema in document["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+
+
+def test_every_reason_is_in_the_problem(document: dict[str, Any]) -> None:
+    """A client can tell all of them apart; each stands in the answers of some call, but for a wrong method."""
+    schemas = document["components"]["schemas"]
+    assert schemas["Problem"]["properties"]["reason"] == {"$ref": "#/components/schemas/Reason"}
+    assert set(schemas["Reason"]["enum"]) == {str(reason) for reason in Reason}
+    described = set(re.findall(r"`([a-z_]+)`", json.dumps(document["paths"])))
+    assert {str(reason) for reason in Reason} - described == {"method_not_allowed"}
+
+
+async def calls_of(access: Access) -> set[tuple[str, str]]:
+    """Method and path of all that a service answers."""
+    async with running_service(Settings(), access) as service:
+        app = App(service)
+        exact = {(method, path.decode()) for path, methods in app._exact.items() for method in methods._handlers}
+        routed = {(method, route.path) for route in app._router.routes for method in route.app._handlers}  # type: ignore[attr-defined]
+        return exact | routed
+
+
+@pytest.mark.anyio
+async def test_the_document_has_every_call_and_no_other(access: Access, document: dict[str, Any]) -> None:
+    """The routes of the application are the paths of the document; HEAD goes with GET."""
+    described = {(method.upper(), path) for path, item in document["paths"].items() for method in item}
+    routed = await calls_of(access)
+    assert routed == described | {("HEAD", path) for method, path in described if method == "GET"}
+
+
+def good_requests(world: World) -> Iterator[tuple[str, str | None, dict[str, Any]]]:
+    """For each call one request that succeeds: its name, the role, the parts."""
+    site, code, seed = world.site, invite(world.site, "fresh"), ed25519.generate()
+    stream = {"project": "apollo", "producer": world.device.name}
+    for path in ("/healthz", "/readyz", "/metrics", "/openapi.json", "/docs"):
+        yield f"GET {path}", None, {}
+    for name in ("envelope", "payload"):
+        yield f"GET /schemas/{name}.v1.schema.json", None, {}
+    yield "POST /v1/enrolments", None, {"body": wanted(code, "fresh", seed)}
+    yield "POST /v1/envelopes", "device", {"body": json.loads(world.device.envelope(5))}
+    yield "POST /v1/envelopes/batch", "device", {"body": f"{world.device.envelope(6).decode()}\n{{}}\n"}
+    projects = "/v1/projects/{project}"
+    yield f"GET {projects}/streams", "device", {"path_parameters": {"project": "apollo"}}
+    yield f"GET {projects}/streams/{{producer}}", "consumer", {"path_parameters": stream}
+    yield f"GET {projects}/streams/{{producer}}/envelopes", "consumer", {"path_parameters": stream}
+    yield f"GET {projects}/producers/{{producer}}/keys", "consumer", {"path_parameters": stream}
+    for noun in ("projects", "devices", "credentials", "keys", "audit"):
+        yield f"GET /v1/admin/{noun}", "operator", {"query": {} if noun == "projects" else {"limit": 5}}
+    yield "POST /v1/admin/devices", "operator", {"body": {"device": "new", "projects": ["apollo"]}}
+    yield "POST /v1/admin/credentials", "operator", {"body": {"role": "consumer", "projects": ["apollo"]}}
+    admin = "/v1/admin/projects/{project}/streams"
+    yield f"GET {admin}", "operator", {"path_parameters": {"project": "apollo"}}
+    yield f"GET {admin}/{{producer}}", "operator", {"path_parameters": stream}
+    floor = {"floor": 3, "reason": "the third is lost"}
+    yield f"POST {admin}/{{producer}}/raise-floor", "operator", {"path_parameters": stream, "body": floor}
+    spare = enrol(site.access, f"spare-{uuid4()}")
+    token = str(spare.token.credential_id)
+    yield "POST /v1/admin/keys/{keyid}/retire", "operator", {"path_parameters": {"keyid": spare.keyid}}
+    yield "POST /v1/admin/keys/{keyid}/revoke", "operator", {"path_parameters": {"keyid": spare.keyid}}
+    yield "POST /v1/admin/credentials/{credential}/revoke", "operator", {"path_parameters": {"credential": token}}
+    yield "POST /v1/admin/devices/{device}/retire", "operator", {"path_parameters": {"device": spare.name}}
+
+
+def test_a_good_request_of_each_call(world: World) -> None:
+    """Its success has a status, a type and a document as described, for every call that is described."""
+    asked: set[str] = set()
+    for name, role, parts in good_requests(world):
+        operation = world.operations[name]
+        media_type = next((body.media_type for body in operation.body), None)
+        case = operation.Case(media_type=media_type, **parts) if media_type else operation.Case(**parts)
+        answer = world.ask(case, world.credentials[role] if role else None)
+        assert answer.status_code < 300, (name, answer.content)
+        asked.add(name)
+    assert asked == set(world.operations)
+
+
+def check_random_requests(world: World, seed: int, examples: int) -> None:
+    """Answer random requests of every call, valid and not, by callers of every role."""
+    print(f"{seed=}")
+    spare = enrol(world.site.access, f"spare-{uuid4()}")
+    spare_token = issue(world.site.access, "acme", spare.name, ["apollo"])
+    existing = {
+        "project": "apollo",
+        "producer": spare.name,
+        "device": spare.name,
+        "keyid": spare.keyid,
+        "credential": str(spare_token.credential_id),
+    }
+    credentials = st.sampled_from([*world.credentials.values(), "nonsense", None])
+    statuses: set[int] = set()
+
+    for name, operation in world.operations.items():
+        described = [requirement["credential"] for requirement in operation.definition.raw.get("security", [])]
+        own = st.sampled_from([world.credentials[role] for [role] in described] or [None])
+
+        @hypothesis.seed(seed)
+        @hypothesis.settings(
+            max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        )
+        @hypothesis.given(
+            case=st.one_of(operation.as_strategy(mode) for mode in GenerationMode if mode_fits(operation, mode)),
+            credential=st.one_of(own, own, credentials),
+            real=st.booleans(),
+        )
+        def answers_as_described(case: Case, credential: str | None, real: bool) -> None:
+            if real:
+                case.path_parameters.update({key: existing[key] for key in case.path_parameters})
+            statuses.add(world.ask(case, credential).status_code)
+
+        print(name)
+        answers_as_described()
+    assert {200, 201, 204, 400, 401, 403, 404} - {201} <= statuses | {204}
+
+
+def mode_fits(operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode) -> bool:
+    """Only a call that takes something can be asked wrongly."""
+    return mode is GenerationMode.POSITIVE or bool(operation.body or operation.query or operation.path_parameters)
+
+
+def test_random_requests(world: World, seed: int) -> None:
+    """No answer is a fault of ours, or has a status, type, header or document that is not described."""
+    check_random_requests(world, seed, EXAMPLES)
+
+
+@pytest.mark.soak
+def test_many_random_requests(world: World, seed: int) -> None:
+    """The same, a hundred times as many."""
+    check_random_requests(world, seed, EXAMPLES * 100)
+
+
+def test_the_page_needs_nothing_from_elsewhere(site: Site, document: dict[str, Any]) -> None:
+    """Its policy allows its one style and nothing else, it has no script, and it names every call."""
+    answer = site.ask(get("/docs"))
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    page = answer.body.decode()
+    assert not re.search(r"<script|\son\w+=|https?:|style=|@import|url\(|src=", page.replace("https://json-schema", ""))
+    text = unescape(page)
+    for path, item in document["paths"].items():
+        for method in item:
+            assert f"{method.upper()} {path}" in text
+    ids = re.findall(r'id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'href="#([^"]+)"', page)) <= set(ids)
