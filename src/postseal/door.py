@@ -8,6 +8,7 @@
 import hashlib
 from collections.abc import Callable
 
+from postseal.correlation import new_correlation_id
 from postseal.errors import Refused
 from postseal.identity.verified import CredentialVerifier, Role, VerifiedIdentity
 from postseal.limits import Quota, Rate, RateLimiter, peer_key
@@ -22,9 +23,10 @@ REMEMBERED_FOR_S = 5.0
 class RateLimited(Refused):
     """Refused by a limiter; `quota` says when to come again."""
 
-    def __init__(self, reason: Reason, quota: Quota) -> None:
+    def __init__(self, reason: Reason, quota: Quota, correlation_id: bytes) -> None:
         super().__init__(reason, "too many requests; come again later")
         self.quota = quota
+        self.correlation_id = correlation_id
 
 
 class Door:
@@ -52,7 +54,7 @@ class Door:
         key = peer_key(peer)
         quota = self._peers.take(key)
         if not quota.granted:
-            raise RateLimited(Reason.PEER_RATE_LIMITED, quota)
+            raise RateLimited(Reason.PEER_RATE_LIMITED, quota, new_correlation_id())
         return key
 
     def give_back(self, key: str) -> None:

@@ -19,20 +19,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from postseal.commit import Arrival, Committer, Entry, Refusal, Rejection, Verdict
+from postseal.commit import Committer
 from postseal.correlation import new_correlation_id
 from postseal.door import Door, RateLimited, require_role
 from postseal.envelope import dsse, ed25519, v1
 from postseal.envelope.kinds import Kinds
 from postseal.errors import Refused, Unavailable
 from postseal.identity.verified import Role, VerifiedIdentity
+from postseal.judging import Arrival, AuditOnly, Entry
 from postseal.limit_audit import LimitAudit
 from postseal.limits import Rate, RateLimiter
 from postseal.outcomes import Reason
 from postseal.postgres.database import Database
-from postseal.postgres.ingest import Names
+from postseal.postgres.ingest import LookupNames
 from postseal.postgres.keys import Signer, find_signer
 from postseal.remembered import Lookups, Remembered
+from postseal.verdicts import Refusal, Verdict, unavailable
 
 MAX_BATCH_LINES = 100
 MAX_BATCH_BYTES = 1024 * 1024
@@ -110,13 +112,15 @@ class Inbox:
         lines = split_lines(inbound.body)
         self._take_permits(caller, min(max(len(lines), 1), MAX_BATCH_LINES))
         if refusal := self._refuse_whole(caller, inbound.body, lines):
-            (verdict,) = await self._committer.commit([refusal])
-            return verdict if isinstance(verdict, Refusal) else [verdict]
+            return await self._committer.audit(refusal)
         entries: list[Entry] = []
-        for number, line in enumerate(lines, start=1):
-            entries.append(await self._check(caller, line))
-            if number % LINES_A_TURN == 0:
-                await asyncio.sleep(0)
+        try:
+            for number, line in enumerate(lines, start=1):
+                entries.append(await self._check(caller, line))
+                if number % LINES_A_TURN == 0:
+                    await asyncio.sleep(0)
+        except Unavailable:
+            return [unavailable(new_correlation_id()) for _ in lines]
         return await self._committer.commit(entries)
 
     async def refuse(self, inbound: Inbound, reason: Reason, detail: str) -> Refusal:
@@ -128,9 +132,12 @@ class Inbox:
             self._take_permits(caller, 1)
         except Refused:
             return unaudited
-        rejection = _undecodable(caller, inbound.body, Refused(reason, detail))
-        (verdict,) = await self._committer.commit([rejection])
-        return verdict if isinstance(verdict, Refusal) else unaudited
+        entry = _undecodable(caller, inbound.body, Refused(reason, detail))
+        return await self._committer.audit(entry)
+
+    async def close(self) -> None:
+        """Commit what is known of limited callers; nothing may come in any more."""
+        await self._limited.close()
 
     def _require_room(self) -> None:
         # Before all else: what is refused for want of room must not take some with its audit event.
@@ -158,7 +165,7 @@ class Inbox:
                 raise Refused(Reason.SIGNATURE_INVALID, "the signature does not hold over the signed bytes")
             v1.open_payload(envelope.payload, self._kinds)  # 4
         except Refused as refused:
-            return Rejection(
+            return AuditOnly(
                 caller,
                 refused.reason,
                 new_correlation_id(),
@@ -169,7 +176,7 @@ class Inbox:
         return Arrival(
             caller=caller,
             project=project,
-            names=Names(
+            names=LookupNames(
                 signer.stream,
                 envelope.keyid,
                 names.event_id.bytes,
@@ -209,10 +216,11 @@ class Inbox:
         key = "/".join((caller.tenant, caller.account, caller.device or caller.credential_id))
         quota = self._sync.take(key, permits)
         if not quota.granted:
-            self._limited.count(key, caller)
-            raise RateLimited(Reason.SYNC_RATE_LIMITED, quota)
+            limited = RateLimited(Reason.SYNC_RATE_LIMITED, quota, new_correlation_id())
+            self._limited.count(key, caller, limited.correlation_id)
+            raise limited
 
-    def _refuse_whole(self, caller: VerifiedIdentity, body: bytes, lines: list[bytes]) -> Rejection | None:
+    def _refuse_whole(self, caller: VerifiedIdentity, body: bytes, lines: list[bytes]) -> AuditOnly | None:
         try:
             require_role(caller, Role.DEVICE)
             if not 1 <= len(lines) <= MAX_BATCH_LINES:
@@ -223,8 +231,8 @@ class Inbox:
 
 
 def split_lines(body: bytes) -> list[bytes]:
-    """The lines of a batch, split on LF alone; one LF may end the last."""
-    lines = body.split(b"\n")
+    """The lines of a batch, split on LF alone; one LF may end the last. Of too many, no more than tells so."""
+    lines = body.split(b"\n", MAX_BATCH_LINES + 1)
     if not lines[-1]:
         lines.pop()
     return lines
@@ -236,8 +244,8 @@ def _require_own_route(caller: VerifiedIdentity, route: v1.Route) -> None:
         raise Refused(Reason.ROUTE_MISMATCH, "the route is not the caller's")
 
 
-def _undecodable(caller: VerifiedIdentity, body: bytes, refused: Refused) -> Rejection:
-    return Rejection(
+def _undecodable(caller: VerifiedIdentity, body: bytes, refused: Refused) -> AuditOnly:
+    return AuditOnly(
         caller,
         refused.reason,
         new_correlation_id(),

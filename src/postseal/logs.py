@@ -6,6 +6,7 @@ signature or a payload.
 
 import logging
 import sys
+import traceback
 
 import structlog
 
@@ -14,6 +15,8 @@ FIRST: tuple[structlog.typing.Processor, ...] = (
     structlog.stdlib.add_log_level,
     structlog.processors.TimeStamper(fmt="iso", utc=True),
 )
+
+TRACED_FRAMES = 5
 
 
 def configure(level: str) -> None:
@@ -32,6 +35,12 @@ def configure(level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(threshold)
+
+
+def where(error: Exception) -> list[str]:
+    """Where an error arose, innermost last. To be logged in place of its message, which may quote what was sent."""
+    frames = traceback.extract_tb(error.__traceback__)[-TRACED_FRAMES:]
+    return [f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames]
 
 
 def _last_processors() -> list[structlog.typing.Processor]:

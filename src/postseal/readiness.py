@@ -51,7 +51,7 @@ class Readiness:
         try:
             async with asyncio.timeout(PROBE_DEADLINE_S):
                 await self._database.transact(_write_ahead)
-                await self._committer.commit([])
+                await self._committer.probe()
         except Unavailable as error:
             return str(error)
         except TimeoutError:

@@ -17,14 +17,15 @@ from postseal.identity.tokens import TokenVerifier
 from postseal.identity.verified import CredentialVerifier
 from postseal.inbox import Inbox
 from postseal.kinds_folder import load_kinds
+from postseal.lane import Lane
 from postseal.limits import Rate
 from postseal.metrics import Metrics, Pool
 from postseal.postgres.access import Access
-from postseal.postgres.database import Connection, Database, Part, connect
+from postseal.postgres.database import POOL_SIZE, Connection, Database, Part, connect
 from postseal.sampler import Sampler, sampling
+from postseal.settings import SECONDS_A_DAY as SECONDS_A_DAY  # noqa: PLC0414 - web/surface.py takes them from here
+from postseal.settings import SECONDS_A_MINUTE as SECONDS_A_MINUTE  # noqa: PLC0414 - likewise
 from postseal.settings import Settings
-
-SECONDS_A_MINUTE, SECONDS_A_DAY = 60, 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,11 @@ class Service:
     sampler: Sampler
 
 
+def connections_a_process(settings: Settings) -> int:
+    """To how many connections one process's lanes and pools can grow."""
+    return settings.commit_lanes + POOL_SIZE * len(Pool)
+
+
 @asynccontextmanager
 async def running_service(
     settings: Settings, access: Access, *, verifier: CredentialVerifier | None = None
@@ -57,13 +63,16 @@ async def running_service(
     clock = time.monotonic
     kinds = load_kinds(Path(settings.kinds_dir)) if settings.kinds_dir else NO_KINDS
     metrics = Metrics()
-    committer = Committer(
-        connect_lane,
-        window=settings.window,
-        default_retention_s=settings.payload_retention_days * SECONDS_A_DAY,
-        metrics=metrics,
-        lanes=settings.commit_lanes,
-    )
+
+    def new_lane() -> Lane:
+        return Lane(
+            connect_lane,
+            window=settings.window,
+            default_retention_s=settings.payload_retention_s,
+            metrics=metrics,
+        )
+
+    committer = Committer(new_lane, lanes=settings.commit_lanes, metrics=metrics)
     async with (
         Database(access.of(Part.INGEST), prepare=settings.prepared_statements) as ingest,
         Database(access.of(Part.ADMIN), prepare=settings.prepared_statements) as admin,
@@ -83,4 +92,9 @@ async def running_service(
         pools = {Pool.INGEST: ingest, Pool.ADMIN: admin}
         sampler = Sampler(metrics, access, pools, door, inbox, committer)
         async with sampling(sampler):
-            yield Service(settings, ingest, admin, door, inbox, committer, access.accepting, kinds, metrics, sampler)
+            try:
+                yield Service(
+                    settings, ingest, admin, door, inbox, committer, access.accepting, kinds, metrics, sampler
+                )
+            finally:
+                await inbox.close()

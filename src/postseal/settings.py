@@ -15,6 +15,14 @@ from msgspec import Meta, Struct
 from postseal.errors import StartupError
 
 ENVIRONMENT_PREFIX = "POSTSEAL_"
+NO_SETTINGS = {"CONFIG", "PG_BIN", "URL"}
+"""Variables with that prefix that are something else: the settings file, PostgreSQL's programs, and the address in the
+commands of the documentation."""
+TEST_PREFIX = "TEST_"
+"""Of the tests' own variables, which the programs that they start inherit."""
+
+MAX_PORT = 65_535
+SECONDS_A_MINUTE, SECONDS_A_DAY = 60, 86_400
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,7 +54,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         bool, Meta(description="Keep statements prepared; turn it off behind PgBouncer in transaction mode")
     ] = True
     host: Annotated[str, Meta(description="Address to listen on")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on; 0 takes a free one")] = 8080
+    port: Annotated[int, Meta(ge=0, le=MAX_PORT, description="Port to listen on; 0 takes a free one")] = 8080
     trusted_proxies: Annotated[
         tuple[str, ...],
         Meta(description="CIDRs of proxies whose X-Forwarded-For counts, separated by commas in the environment"),
@@ -65,11 +73,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = None
     sync_permits_per_s: Annotated[
-        float, Meta(gt=0, description="Envelopes a second that one device may send, refusals included")
+        float, Meta(gt=0, le=1e6, description="Envelopes a second that one device may send, refusals included")
     ] = 2000.0
     sync_burst: Annotated[int, Meta(ge=100, description="Envelopes that one device may send at once")] = 10_000
     peer_permits_per_s: Annotated[
-        float, Meta(gt=0, description="Unknown or wrong credentials a second that one network peer may show")
+        float, Meta(gt=0, le=1e6, description="Unknown or wrong credentials a second that one network peer may show")
     ] = 20.0
     peer_burst: Annotated[
         int, Meta(ge=1, description="Unknown or wrong credentials that one peer may show at once")
@@ -109,6 +117,21 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str, Meta(pattern=r"^(debug|info|warning|error)\Z", description="debug, info, warning or error")
     ] = "info"
 
+    @property
+    def payload_retention_s(self) -> int:
+        """After how many seconds a payload expires where tenant and project set nothing."""
+        return self.payload_retention_days * SECONDS_A_DAY
+
+    @property
+    def credential_lifetime_s(self) -> int:
+        """How many seconds a credential that is made now lives."""
+        return self.credential_days * SECONDS_A_DAY
+
+    @property
+    def invitation_lifetime_s(self) -> int:
+        """How many seconds a code that is made now lives."""
+        return self.invitation_minutes * SECONDS_A_MINUTE
+
     def __repr__(self) -> str:
         """Not the values: a database URL may hold a password."""
         return "Settings(…)"
@@ -143,16 +166,20 @@ def _from_file(file: Path | None) -> dict[str, Any]:
         return tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
         raise StartupError(f"cannot read the settings file {file}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         raise StartupError(f"the settings file {file} is not valid TOML") from None
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for name in Settings.__struct_fields__:
-        text = environment.get(ENVIRONMENT_PREFIX + name.upper())
+    for variable, text in environment.items():
+        name = variable.removeprefix(ENVIRONMENT_PREFIX)
+        if name == variable or name in NO_SETTINGS or name.startswith(TEST_PREFIX):
+            continue
+        if name.lower() not in Settings.__struct_fields__ or not name.isupper():
+            raise StartupError(f"the variable {variable} is no setting: mend its name, or take it out")
         if text:
-            values[name] = [part.strip() for part in text.split(",")] if name == "trusted_proxies" else text
+            values[name.lower()] = [part.strip() for part in text.split(",")] if name == "TRUSTED_PROXIES" else text
     return values
 
 

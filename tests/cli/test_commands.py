@@ -134,6 +134,22 @@ def test_a_key_file_is_never_overwritten(on_database: Cli, access: Access, tmp_p
     assert on_database(*words, missing).why == f"postseal: {missing}: No such file or directory\n"
 
 
+def test_a_key_that_may_be_enrolled_is_kept(on_database: Cli, access: Access, tmp_path: Path) -> None:
+    """Where nothing is known of the commit its file stays, and the one line says how to go on."""
+    on_database("tenant", "create", "acme")
+    on_database("project", "create", "acme", "apollo")
+    file = tmp_path / "d1.pem"
+    words = ["device", "enroll", "acme", "d1", "--project", "apollo", "--generate", "--key-out"]
+    with as_owner(access) as owner, owner.transaction():
+        owner.execute("LOCK TABLE keys")
+        why = on_database(*words, file).why
+    assert f"{file} is kept, since its key may be enrolled" in why
+    assert "--add-key" in why
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert on_database(*words, tmp_path / "another.pem", "--json").document["device"] == "d1"
+    assert on_database(*words, tmp_path / "third.pem", "--add-key", "--json").document["device"] == "d1"
+
+
 def test_a_key_that_was_not_enrolled_is_not_left_behind(on_database: Cli, access: Access, tmp_path: Path) -> None:
     """Where enrolling fails, its file goes again."""
     enrol(access, "d0", project="apollo")

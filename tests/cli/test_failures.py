@@ -12,6 +12,9 @@ from ran import Cli
 
 from fleet import as_owner
 from postseal.postgres.access import Access
+from postseal.postgres.postmaster import MAX_CONNECTIONS
+from postseal.service import connections_a_process
+from postseal.settings import Settings
 
 CANARY = "c4nary-pa55word"
 
@@ -73,6 +76,15 @@ def not_durable(access: Access, environment: pytest.MonkeyPatch, folder: Path) -
     return "PostgreSQL runs with synchronous_commit off, so commits can be lost: turn it on"
 
 
+def not_durable_for_a_part(access: Access, environment: pytest.MonkeyPatch, folder: Path) -> str:
+    """The role that commits envelopes has a setting of its own."""
+    database = sql.Identifier(str(conninfo_to_dict(access.owner)["dbname"]))
+    role = sql.Identifier(f"{access.prefix}_ingest")
+    with as_owner(access) as owner:
+        owner.execute(sql.SQL("ALTER ROLE {} IN DATABASE {} SET synchronous_commit = off").format(role, database))
+    return "PostgreSQL runs with synchronous_commit off, so commits can be lost: turn it on"
+
+
 def bad_setting(access: Access, environment: pytest.MonkeyPatch, folder: Path) -> str:
     """A number where none can stand."""
     environment.setenv("POSTSEAL_WINDOW", CANARY)
@@ -85,6 +97,12 @@ def unknown_setting(access: Access, environment: pytest.MonkeyPatch, folder: Pat
     file.write_text(f'databaseurl = "{CANARY}"\n')
     environment.setenv("POSTSEAL_CONFIG", str(file))
     return "setting .* is not valid: .*databaseurl"
+
+
+def misspelt_variable(access: Access, environment: pytest.MonkeyPatch, folder: Path) -> str:
+    """A variable that would be a setting but for a letter."""
+    environment.setenv("POSTSEAL_DATABSE_URL", CANARY)
+    return "the variable POSTSEAL_DATABSE_URL is no setting: mend its name, or take it out"
 
 
 def no_settings_file(access: Access, environment: pytest.MonkeyPatch, folder: Path) -> str:
@@ -119,8 +137,10 @@ HINDRANCES = [
     older_schema,
     newer_schema,
     not_durable,
+    not_durable_for_a_part,
     bad_setting,
     unknown_setting,
+    misspelt_variable,
     no_settings_file,
     no_toml,
     no_folder,
@@ -152,6 +172,19 @@ def test_a_port_that_is_taken_is_told(on_database: Cli, monkeypatch: pytest.Monk
         port = taken.getsockname()[1]
         why = on_database("serve", "--port", port).why
     assert why.startswith(f"postseal: cannot listen on 127.0.0.1 port {port}: Address already in use")
+
+
+def test_more_processes_than_the_embedded_database_has_connections_for(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Told before anything is started; as many as it says do fit."""
+    monkeypatch.setenv("POSTSEAL_DATA_DIR", str(tmp_path / "home"))
+    monkeypatch.setenv("POSTSEAL_LOG_LEVEL", "error")
+    why = cli("serve", "--port", "0", "--processes", 64).why
+    found = re.search(r"has connections for (\d+) processes with commit_lanes 2", why)
+    assert found
+    assert int(found[1]) * connections_a_process(Settings()) < MAX_CONNECTIONS
+    assert not (tmp_path / "home").exists()
 
 
 def test_a_password_in_the_url_that_is_wrong_is_not_repeated(cli: Cli, access: Access) -> None:

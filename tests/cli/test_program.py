@@ -2,66 +2,22 @@
 
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import psycopg
 import pytest
 from ran import Cli
+from running import DEADLINE_S, POSTSEAL, on, started
 from test_commands import send
 
 from fleet import enrol
 from postseal.cli import NOUNS, VERBS
 from postseal.postgres.access import Access
 from postseal.postgres.home import Home
-
-POSTSEAL = Path(sys.executable).with_name("postseal")
-DEADLINE_S = 60
-
-
-class Lines:
-    """The lines of a stream as they come."""
-
-    def __init__(self, stream: IO[str]) -> None:
-        self._queue: queue.Queue[str] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, args=[stream])
-        self._reader.start()
-
-    def _read(self, stream: IO[str]) -> None:
-        for line in stream:
-            self._queue.put(line)
-
-    def next(self) -> str:
-        """The next line, waited for."""
-        return self._queue.get(timeout=DEADLINE_S)
-
-    def rest(self) -> list[str]:
-        """What is left once the stream has ended."""
-        self._reader.join(DEADLINE_S)
-        return [self._queue.get_nowait() for _ in range(self._queue.qsize())]
-
-
-@contextmanager
-def started(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], Lines, Lines]]:
-    """A running `postseal` with the lines of its stdout and stderr; killed at the end if it still runs."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [POSTSEAL, *arguments], env=os.environ | environment, stdout=pipe, stderr=pipe, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        try:
-            yield process, Lines(process.stdout), Lines(process.stderr)
-        finally:
-            process.kill()
 
 
 def ran(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -92,6 +48,20 @@ finally:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE_S, check=True
     )
     assert done.stdout.splitlines()[-1] == "imported:"
+
+
+def test_only_the_command_itself_is_imported() -> None:
+    """A word that is a command elsewhere may be a name."""
+    script = """
+import sys
+from postseal.cli import program
+program(["tenant", "create", "demo"])
+print("postseal.cli.tenant" in sys.modules, "postseal.cli.demo" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    )
+    assert done.stdout == "True False\n"
 
 
 def test_help_names_every_command(cli: Cli) -> None:
@@ -195,9 +165,8 @@ def answers(home: Path) -> bool:
 def test_the_inbox_is_followed_until_interrupted(access: Access) -> None:
     """What arrives is shown once, a line each; Ctrl-C ends it quietly with 130."""
     device = enrol(access, "d1")
-    environment = {"POSTSEAL_DATABASE_URL": access.owner, "POSTSEAL_ROLES_FILE": str(access.passfile)}
     send(access, device, 1)
-    with started("inbox", "tail", "acme", "apollo", "--follow", "--json", **environment) as (tail, out, err):
+    with started("inbox", "tail", "acme", "apollo", "--follow", "--json", **on(access)) as (tail, out, err):
         assert json.loads(out.next())["sequence"] == 1
         send(access, device, 2, 3)
         send(access, enrol(access, "d2"), 1)

@@ -6,7 +6,8 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ COMMAND_TIMEOUT_S = 60
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 30
 PAGE_ROWS = 1000
+COMMANDS_AT_ONCE = 4
 
 
 @dataclass
@@ -39,6 +41,15 @@ class Program:
         assert done.returncode == 0, f"{words} ended with {done.returncode}: {done.stderr}"
         return json.loads(done.stdout)
 
+    def run_all(self, *commands: str) -> list[dict[str, Any]]:
+        """What these commands print, in their order; they run beside each other."""
+
+        def run(command: str) -> dict[str, Any]:
+            return self.run(*command.split())
+
+        with ThreadPoolExecutor(COMMANDS_AT_ONCE) as pool:
+            return list(pool.map(run, commands))
+
     def trail(self, tenant: str) -> dict[str, dict[str, Any]]:
         """The tenant's audit events by correlation id, which each has to itself."""
         rows = self.rows.setdefault(tenant, [])
@@ -53,19 +64,22 @@ class Program:
         return found
 
     @contextmanager
-    def serve(self, **settings: str) -> Iterator[str]:
+    def serve(self, **settings: str) -> Generator[str]:
         """Run the service with these settings on a free port; yields its address, stops it at the end."""
+        log = self.home.parent / f"serve-{time.time_ns()}.log"
         with (
-            (self.home.parent / f"serve-{time.time_ns()}.log").open("wb") as log,
+            log.open("wb") as messages,
             subprocess.Popen(
                 [COMMAND, "serve", "--port", "0", "--json"],
                 env=self.environment() | {f"POSTSEAL_{name.upper()}": value for name, value in settings.items()},
                 stdout=subprocess.PIPE,
-                stderr=log,
+                stderr=messages,
             ) as process,
         ):
             try:
-                yield first_line(process)["url"].removeprefix("http://")
+                line = first_line(process)
+                assert line, f"the service ended with {process.wait(STOP_TIMEOUT_S)}: {log.read_text()[-500:]}"
+                yield json.loads(line)["url"].removeprefix("http://")
             finally:
                 process.terminate()
                 try:
@@ -80,12 +94,10 @@ class Program:
         return others | {"POSTSEAL_DATA_DIR": str(self.home)}
 
 
-def first_line(process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """The first line of JSON on stdout, awaited for at most START_TIMEOUT_S."""
+def first_line(process: subprocess.Popen[bytes]) -> bytes:
+    """The first line on stdout, awaited for at most START_TIMEOUT_S; empty if the process ended without one."""
     assert process.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         assert selector.select(START_TIMEOUT_S), "the service said nothing in time"
-    line = process.stdout.readline()
-    assert line, f"the service ended with {process.wait(STOP_TIMEOUT_S)} before it said where it listens"
-    return json.loads(line)
+    return process.stdout.readline()

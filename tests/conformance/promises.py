@@ -50,8 +50,9 @@ UNDER_THE_LOCK = {
     "sequence_beyond_window",
 }
 
+ANY_IDENTITY = "of what had come of the body when the adapter refused it"
+
 LIMITS = {"peer_rate_limited": "peer", "sync_rate_limited": "sync"}
-BEFORE_THE_ROUTE_HELD = {"envelope_malformed", "route_mismatch", "identity_out_of_bounds"}
 
 
 def assert_acknowledged(answer: Answer, outcome: str, payload: bytes, sequence: int, cursor: dict[str, int]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from client import ENVELOPE, Answer, Caller, Device, canonical, envelope_of, event_identity
-from promises import ACKNOWLEDGED, UNDER_THE_LOCK, assert_refused, audited, told
+from promises import ACKNOWLEDGED, UNDER_THE_LOCK, assert_refused, audited
 from world import PROJECT, TENANT, World
 
 WINDOW = 1024
@@ -128,9 +128,11 @@ def staged(world: World) -> Staged:
     events = {sequence: device.event(sequence) for sequence in RETAINED}
     for event in events.values():
         assert device.send(json.dumps(envelope_of(device.key, canonical(event))).encode()).word in ACKNOWLEDGED
-    second = world.key_added(device)
-    world.program.run("key", "revoke", TENANT, second.key.keyid)
-    world.program.run("stream", "raise-floor", TENANT, PROJECT, device.name, str(FLOOR), "--reason", "staged")
+    [second] = world.keys_added(device, 1)
+    world.program.run_all(
+        f"key revoke {TENANT} {second.key.keyid}",
+        f"stream raise-floor {TENANT} {PROJECT} {device.name} {FLOOR} --reason staged",
+    )
     return Staged(replace(device, credential=second.credential), second, world.consumer, events)
 
 
@@ -168,13 +170,13 @@ def wrong(stage: Staged, pairs: list[tuple[Fault, Fault]]) -> dict[tuple[str, st
 
 
 def assert_duplicates_come_first(world: World, stage: Staged) -> None:
-    """A retained event is a duplicate below the floor, by a revoked key, in a retired stream; not with a bad signature."""
+    """A retained event is a duplicate below the floor, by a revoked key and in a retired stream."""
     draft = Draft(stage, stage.events[1], stage.device.credential, signer=stage.revoked)
     answer = draft.send()
     assert (answer.status, answer.word) == (200, "duplicate")
     assert answer.body["contiguousThrough"] == FLOOR
-    row = world.program.trail(TENANT)[answer.body["correlationId"]]
-    assert told(row) == audited(stage.device, "duplicate", PROJECT, event_identity(canonical(stage.events[1])))
+    identity = event_identity(canonical(stage.events[1]))
+    world.owes(answer.body, audited(stage.device, "duplicate", PROJECT, identity))
     assert_refused(replace(draft, signature=bytes(64)).send(), "signature_invalid")
     assert_refused(
         Draft(stage, stage.device.event(4, eventId=str(uuid4())), stage.device.credential).send(),

@@ -1,7 +1,7 @@
 """A running service and what an administrator and the devices make first: tenants, projects, streams, credentials."""
 
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from client import Caller, Device, Key
 from program import Program
@@ -9,8 +9,7 @@ from program import Program
 TENANT = "acme"
 PROJECT = "apollo"
 OTHER_PROJECT = "borealis"
-DEVICES = ("walker", "sender-01", "batcher", "faulty", "staged", "keeper", "reader", "limited", "stalled")
-COMMANDS_AT_ONCE = 4
+DEVICES = ("walker", "batcher", "faulty", "staged", "keeper", "reader")
 
 
 @dataclass(frozen=True)
@@ -26,41 +25,41 @@ class World:
     """A device of another tenant, whose names are those of a device here."""
     outsider: Caller
     """A consumer of the other tenant."""
+    ledger: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+    """By the correlation id of an answer, the audit event that it ought to have; None if it ought to have none."""
 
-    def invite(self, device: str, *words: str, tenant: str = TENANT) -> str:
-        """A one-time code."""
-        return self.program.run("device", "invite", tenant, device, "--project", PROJECT, *words)["code"]
+    def owes(self, answer: dict[str, Any], event: dict[str, Any] | None) -> None:
+        """Note what the trail ought to say of an answer."""
+        assert answer["correlationId"] not in self.ledger
+        self.ledger[answer["correlationId"]] = event
 
-    def key_added(self, device: Device) -> Device:
-        """The same device with a further key, and the credential that came with it."""
-        other = replace(device, key=Key())
-        assert other.enrol(self.invite(device.name, "--add-key")).status == 200
-        return other
+    def keys_added(self, device: Device, count: int) -> list[Device]:
+        """The same device with each of so many further keys, and with the credential that came last."""
+        command = f"device invite {TENANT} {device.name} --project {PROJECT} --add-key"
+        others = [replace(device, key=Key()) for _ in range(count)]
+        for other, made in zip(others, self.program.run_all(*[command] * count), strict=True):
+            assert other.enrol(made["code"]).status == 200
+        return [replace(other, credential=others[-1].credential) for other in others]
 
 
 def populated(program: Program, address: str) -> World:
-    """Make tenants, then projects, then the rest, as many commands beside each other as two cores bear."""
-    with ThreadPoolExecutor(COMMANDS_AT_ONCE) as pool:
-
-        def all_of(*commands: str) -> list[dict[str, str]]:
-            return list(pool.map(lambda command: program.run(*command.split()), commands))
-
-        all_of(f"tenant create {TENANT}", "tenant create other")
-        all_of(
-            *(f"project create {path}" for path in (f"{TENANT} {PROJECT}", f"{TENANT} {OTHER_PROJECT}", "other apollo"))
-        )
-        credentials = all_of(
-            f"credential create {TENANT} --role consumer --project {PROJECT}",
-            f"credential create {TENANT} --role operator --project {PROJECT}",
-            f"credential create other --role consumer --project {PROJECT}",
-        )
-        invitations = [f"device invite {TENANT} {name} --project {PROJECT}" for name in DEVICES]
-        codes = all_of("device invite other walker --project apollo", *invitations)
+    """Make tenants, then projects, then the rest, and enrol each device by itself."""
+    program.run_all(f"tenant create {TENANT}", "tenant create other")
+    program.run_all(
+        *(f"project create {path}" for path in (f"{TENANT} {PROJECT}", f"{TENANT} {OTHER_PROJECT}", f"other {PROJECT}"))
+    )
+    *credentials, other_code = program.run_all(
+        f"credential create {TENANT} --role consumer --project {PROJECT}",
+        f"credential create {TENANT} --role operator --project {PROJECT}",
+        f"credential create other --role consumer --project {PROJECT}",
+        f"device invite other walker --project {PROJECT}",
+    )
+    codes = program.run_all(*(f"device invite {TENANT} {name} --project {PROJECT}" for name in DEVICES))
     stranger, *devices = [
         Device(address, None, tenant, PROJECT, name)
         for tenant, name in [("other", "walker"), *((TENANT, name) for name in DEVICES)]
     ]
-    for device, code in zip([stranger, *devices], codes, strict=True):
+    for device, code in zip([stranger, *devices], [other_code, *codes], strict=True):
         assert device.enrol(code["code"]).status == 200
     consumer, operator, outsider = (Caller(address, made["credential"]) for made in credentials)
     named = {device.name: device for device in devices}

@@ -2,8 +2,8 @@
 
 import tables
 
-from postseal.commit import Receipt, Refusal
 from postseal.outcomes import Outcome, Reason
+from postseal.verdicts import Receipt, Refusal
 from postseal.web import answers
 
 SETTINGS = (tables.DOCS / "settings.md").read_text()

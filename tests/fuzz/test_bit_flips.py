@@ -8,12 +8,12 @@ import pytest
 from every_kind import DATA, JOB, JOB_FILE, data_of
 
 from fleet import Device, enrol, stored
-from postseal.commit import Receipt, Refusal, Verdict
 from postseal.inbox import MAX_BATCH_LINES
 from postseal.outcomes import Outcome, Reason
 from postseal.postgres.access import Access
 from postseal.service import Service, running_service
 from postseal.settings import Settings
+from postseal.verdicts import Receipt, Refusal, Verdict
 
 pytestmark = pytest.mark.anyio
 

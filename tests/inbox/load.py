@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from postseal import logs
-from postseal.commit import Receipt
 from postseal.errors import Unavailable
 from postseal.inbox import Inbound
 from postseal.outcomes import Reason
 from postseal.postgres.access import Access
 from postseal.service import Service, running_service
 from postseal.settings import Settings
+from postseal.verdicts import Receipt
 
 LINES = 7
 """Envelopes a request; a device has two requests under way, so that some arrive out of order."""

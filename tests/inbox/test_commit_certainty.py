@@ -15,14 +15,14 @@ from triggers import WRITES, raising, raising_first, trigger
 from wire_proxy import Deed, WireProxy, proxied
 
 from fleet import Device, as_owner, enrol, stored
-from postseal import commit
-from postseal.commit import Receipt, Refusal, Verdict
+from postseal import commit, lane
 from postseal.outcomes import Outcome, Reason
 from postseal.postgres import ingest
 from postseal.postgres.access import Access
 from postseal.postgres.transaction import LOCK_TIMEOUT, SET_BOUNDS, STATEMENT_TIMEOUT
 from postseal.service import Service, running_service
 from postseal.settings import Settings
+from postseal.verdicts import Receipt, Refusal, Verdict
 
 pytestmark = pytest.mark.anyio
 
@@ -196,7 +196,7 @@ async def test_a_notice_is_no_warning(access: Access, service: Service, device: 
 
 async def test_a_commit_that_hangs(access: Access, service: Service, device: Device, monkeypatch: pytest.MonkeyPatch):
     """Past the deadline the connection is thrown away; the COMMIT may still happen, and the retry is a duplicate."""
-    monkeypatch.setattr(commit, "DATABASE_DEADLINE_S", SHORT_DEADLINE_S)
+    monkeypatch.setattr(lane, "DATABASE_DEADLINE_S", SHORT_DEADLINE_S)
     bodies = batch(device)
     with trigger(access, "streams", AT_COMMIT_SLEEP, at_commit=True):
         require_unavailable(await send(service, device, bodies))
@@ -255,7 +255,7 @@ async def test_a_wire_that_fails_around_the_commit(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Before, after, or in silence: unknown to the caller, and exactly once after the retry."""
-    monkeypatch.setattr(commit, "DATABASE_DEADLINE_S", SHORT_DEADLINE_S)
+    monkeypatch.setattr(lane, "DATABASE_DEADLINE_S", SHORT_DEADLINE_S)
     service, proxy = wire
     bodies = batch(device)
     proxy.deed = deed

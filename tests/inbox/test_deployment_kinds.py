@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from fleet import Device, stored
-from postseal.commit import Receipt, Refusal
 from postseal.errors import StartupError
 from postseal.outcomes import Outcome, Reason
 from postseal.postgres.access import Access
 from postseal.service import running_service
 from postseal.settings import Settings
+from postseal.verdicts import Receipt, Refusal
 
 pytestmark = pytest.mark.anyio
 

@@ -21,11 +21,11 @@ import pytest
 
 from fleet import Device, enrol, stored
 from own_server import OwnServer, own_server
-from postseal.commit import Receipt
 from postseal.outcomes import Outcome
 from postseal.postgres.access import Access
 from postseal.service import running_service
 from postseal.settings import Settings
+from postseal.verdicts import Receipt
 
 pytestmark = pytest.mark.anyio
 

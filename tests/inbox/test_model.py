@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from fleet import Device, add_key, as_owner, enrol, signed
-from postseal.commit import Receipt, Verdict
 from postseal.envelope import dsse, ed25519
 from postseal.outcomes import Outcome, Reason
 from postseal.postgres.access import Access
@@ -29,6 +28,7 @@ from postseal.postgres.ingest import bitmap_from_bytes, bitmap_to_bytes
 from postseal.rules.stream import Cursor
 from postseal.service import Service, running_service
 from postseal.settings import Settings
+from postseal.verdicts import Receipt, Verdict
 
 WINDOW = 8
 DEVICES = 2

@@ -16,7 +16,6 @@ import psycopg
 import pytest
 
 from fleet import PEER, Device, add_key, as_owner, enrol, issue
-from postseal.commit import Receipt
 from postseal.envelope import canonical, dsse, ed25519, v1
 from postseal.errors import Refused
 from postseal.identity.tokens import NewToken, new_token
@@ -25,6 +24,7 @@ from postseal.outcomes import Outcome, Reason
 from postseal.postgres.access import Access
 from postseal.service import Service, running_service
 from postseal.settings import Settings
+from postseal.verdicts import Receipt
 
 pytestmark = pytest.mark.anyio
 

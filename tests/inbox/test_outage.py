@@ -9,13 +9,13 @@ from psycopg_pool.base import AttemptWithBackoff
 
 from fleet import Device, enrol, stored
 from own_server import OwnServer, own_server
-from postseal import commit
-from postseal.commit import Receipt
+from postseal import lane
 from postseal.errors import Unavailable
 from postseal.outcomes import Outcome, Reason
 from postseal.postgres import database
 from postseal.service import Service, running_service
 from postseal.settings import Settings
+from postseal.verdicts import Receipt
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +34,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bounds, in seconds that a test has."""
     monkeypatch.setattr(database, "POOL_WAIT_S", POOL_WAIT_S)
     monkeypatch.setattr(database, "DATABASE_DEADLINE_S", DEADLINE_S)
-    monkeypatch.setattr(commit, "DATABASE_DEADLINE_S", DEADLINE_S)
+    monkeypatch.setattr(lane, "DATABASE_DEADLINE_S", DEADLINE_S)
     # An outage of minutes: the pool's own back-off has grown to this by then.
     monkeypatch.setattr(AttemptWithBackoff, "INITIAL_DELAY", 60.0)
     monkeypatch.setitem(database.KEEPALIVE, "connect_timeout", str(CONNECT_TIMEOUT_S))

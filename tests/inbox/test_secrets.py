@@ -19,16 +19,18 @@ from psycopg.conninfo import conninfo_to_dict
 
 from fleet import PEER, Device, as_owner, issue
 from postseal import logs
-from postseal.commit import Committer, Entry, Verdict
+from postseal.commit import Committer
 from postseal.envelope import dsse, ed25519
 from postseal.errors import Refused
 from postseal.identity.tokens import NewToken, new_token
 from postseal.inbox import Inbound
+from postseal.judging import Entry
 from postseal.outcomes import Outcome, Reason
 from postseal.postgres import ingest
 from postseal.postgres.access import Access
 from postseal.postgres.migrate import read_passwords
 from postseal.service import Service
+from postseal.verdicts import Verdict
 
 pytestmark = pytest.mark.anyio
 
@@ -70,7 +72,7 @@ class Witnessed:
             await close(*args, **rows)
 
         monkeypatch.setattr(Committer, "commit", noting_commit)
-        monkeypatch.setattr("postseal.commit.close_group", noting_close)
+        monkeypatch.setattr("postseal.lane.close_group", noting_close)
 
     async def send(self, service: Service, credential: str, body: bytes) -> str:
         """Send one envelope; returns its outcome or reason."""

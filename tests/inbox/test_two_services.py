@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 
 from fleet import Device, enrol, stored
-from postseal.commit import Receipt, Verdict
 from postseal.outcomes import Outcome
 from postseal.postgres.access import Access
 from postseal.service import Service, running_service
 from postseal.settings import Settings
+from postseal.verdicts import Receipt, Verdict
 
 pytestmark = pytest.mark.anyio
 

@@ -18,7 +18,6 @@ from holders import stop_servers_in
 from structlog.testing import CapturingLogger
 
 from fleet import Device, enrol, stored
-from postseal.commit import Receipt
 from postseal.errors import Refused, Unavailable
 from postseal.outcomes import Reason
 from postseal.postgres import embedded, postmaster, watchdog
@@ -27,6 +26,7 @@ from postseal.postgres.home import Home
 from postseal.postgres.postmaster import living_pid
 from postseal.service import Service, running_service
 from postseal.settings import load_settings
+from postseal.verdicts import Receipt
 
 WAIT_SECONDS = 40
 RETRY_SECONDS = 0.02

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from fleet import as_owner, enrol
-from postseal.commit import Receipt
 from postseal.postgres.access import Access
 from postseal.postgres.ingest import LOCK_STREAMS, LOOK_UP, READ_KEYS, SET_PLANS, WRITE
 from postseal.service import running_service
 from postseal.settings import Settings
+from postseal.verdicts import Receipt
 
 FILL = """
 INSERT INTO tenants SELECT 'tenant-' || n FROM generate_series(1, 100) AS n;

@@ -2,10 +2,10 @@
 
 import pytest
 
-from postseal.commit import Refusal
 from postseal.door import RateLimited
 from postseal.limits import Quota
 from postseal.outcomes import Outcome, Reason
+from postseal.verdicts import Refusal
 from postseal.web import answers
 
 CORRELATION_ID = bytes(16)

@@ -38,7 +38,8 @@ def main() -> None:
 
 
 def program(arguments: Sequence[str]) -> Typer:
-    """The program, of which only what `arguments` may name is imported: `--help` stays quick."""
+    """The program, of which only the command that `arguments` name is imported: `--help` stays quick."""
+    named = next((word for word in arguments if not word.startswith("-")), None)
     app = Typer(
         name="postseal",
         help="Durable signed mail between devices and a hosted control plane, on PostgreSQL.",
@@ -50,12 +51,12 @@ def program(arguments: Sequence[str]) -> Typer:
     )
     app.callback()(_program_options)
     for name, text in VERBS.items():
-        if name in arguments:
+        if name == named:
             app.add_typer(import_module(f"postseal.cli.{name}").app)
         else:
             app.command(name, help=text)(_only_listed)
     for name, text in NOUNS.items():
-        commands = import_module(f"postseal.cli.{name}").app if name in arguments else Typer()
+        commands = import_module(f"postseal.cli.{name}").app if name == named else Typer()
         app.add_typer(commands, name=name, help=text, no_args_is_help=True)
     return app
 

@@ -29,8 +29,6 @@ from postseal.settings import Settings, load_settings
 
 T = TypeVar("T")
 
-SECONDS_A_MINUTE, SECONDS_A_DAY = 60, 86_400
-
 TenantName = Annotated[str, Argument(metavar="TENANT", help="The tenant.", show_default=False)]
 ProjectName = Annotated[str, Argument(metavar="PROJECT", help="The project.", show_default=False)]
 DeviceName = Annotated[str, Argument(metavar="DEVICE", help="The device.", show_default=False)]
@@ -54,16 +52,6 @@ class Session:
             return Actor(f"os:{pwd.getpwuid(uid).pw_name}")
         except KeyError:
             return Actor(f"os:{uid}")
-
-    @property
-    def credential_lifetime_s(self) -> int:
-        """How long a credential that is made now lives."""
-        return self.settings.credential_days * SECONDS_A_DAY
-
-    @property
-    def invitation_lifetime_s(self) -> int:
-        """How long a code that is made now lives."""
-        return self.settings.invitation_minutes * SECONDS_A_MINUTE
 
     def transact(self, act: Callable[[Connection], Awaitable[T]]) -> T:
         """The result of one administrator's act, committed for certain."""

@@ -29,7 +29,7 @@ def create(
             tenant,
             role=Role(role),
             projects=project,
-            lifetime_s=session.credential_lifetime_s,
+            lifetime_s=session.settings.credential_lifetime_s,
             account=account,
         )
     )

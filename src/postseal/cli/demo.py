@@ -7,8 +7,7 @@ from typer import Option, Typer
 
 from postseal import demo as postseal_demo
 from postseal.cli.command import Session, command
-
-MAX_PORT = 65_535
+from postseal.settings import MAX_PORT
 
 app = Typer()
 

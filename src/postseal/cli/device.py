@@ -15,7 +15,7 @@ from postseal.cli.output import print_json, print_record, print_table, record
 from postseal.enrolment import Enrolled, enrol
 from postseal.envelope import ed25519
 from postseal.envelope.enrolment import prove
-from postseal.errors import AdminError
+from postseal.errors import AdminError, Refused, Unavailable
 from postseal.outcomes import Reason
 from postseal.postgres.database import Database, Part
 
@@ -77,7 +77,7 @@ def enroll(
                 code=invitation.code,
                 public_key=public_key,
                 proof=proof,
-                credential_lifetime_s=session.credential_lifetime_s,
+                credential_lifetime_s=session.settings.credential_lifetime_s,
             )
 
     enrolled = record(session.run(Part.ADMIN, flow)) | {"keyFile": str(key_out)}
@@ -125,7 +125,7 @@ async def _invite(
             tenant,
             device,
             projects=projects,
-            lifetime_s=session.invitation_lifetime_s,
+            lifetime_s=session.settings.invitation_lifetime_s,
             account=account,
             adds_key=add_key,
         )
@@ -134,7 +134,10 @@ async def _invite(
 
 @contextmanager
 def _new_key_file(path: Path, seed: bytes) -> Generator[None]:
-    """Keep the private key in a new file of the owner's alone before it is used; removed if its use fails."""
+    """Keep the private key in a new file of the owner's alone before it is used.
+
+    It is removed where the key was refused for certain. Where that is not certain the device may be enrolled with it.
+    """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -146,7 +149,16 @@ def _new_key_file(path: Path, seed: bytes) -> Generator[None]:
             file.write(ed25519.seed_to_pem(seed))
             file.flush()
             os.fsync(file.fileno())
-        yield
-    except BaseException:
+    except OSError:
         path.unlink()
         raise
+    try:
+        yield
+    except (Refused, AdminError):
+        path.unlink()
+        raise
+    except Unavailable as error:
+        raise Unavailable(
+            f"{error}; {path} is kept, since its key may be enrolled: name another file, and if the device is listed "
+            "say --add-key"
+        ) from None

@@ -18,14 +18,19 @@ from typer import Option, Typer, echo
 from postseal import logs
 from postseal.cli.command import Session, command
 from postseal.cli.output import print_json
+from postseal.errors import StartupError
 from postseal.postgres.access import open_access
 from postseal.postgres.home import default_home
+from postseal.postgres.postmaster import MAX_CONNECTIONS
+from postseal.service import connections_a_process
+from postseal.settings import MAX_PORT, Settings
 from postseal.web import process
 from postseal.web.processes import Family, bind_each
 from postseal.web.server import bind
 
-MAX_PORT = 65_535
 MAX_PROCESSES = 64
+SPARE_CONNECTIONS = 20
+"""For commands beside the service, and what PostgreSQL keeps for its superuser."""
 
 app = Typer()
 
@@ -45,6 +50,7 @@ def serve(
         host=settings.host if host is None else host,
         port=settings.port if port is None else port,
     )
+    _require_connections(settings, processes)
     logs.configure(settings.log_level)
     log = structlog.get_logger()
     folder = Path(settings.data_dir) if settings.data_dir else default_home()
@@ -68,3 +74,16 @@ def serve(
         else:
             Family(settings, listeners, log).run(announce)
     log.info("stopped")
+
+
+def _require_connections(settings: Settings, processes: int) -> None:
+    """Raise StartupError if the processes could want more connections than the embedded database takes.
+
+    Another database's number says little: a pooler may stand before it.
+    """
+    most = (MAX_CONNECTIONS - SPARE_CONNECTIONS) // connections_a_process(settings)
+    if settings.database_url is None and processes > most:
+        raise StartupError(
+            f"the embedded database has connections for {most} processes with commit_lanes {settings.commit_lanes}: "
+            "lower --processes or commit_lanes, or use a database of your own"
+        )

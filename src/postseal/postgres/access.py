@@ -18,6 +18,9 @@ from postseal.postgres.migrate import Migration, migrate, read_passwords, requir
 from postseal.postgres.watchdog import watching
 from postseal.settings import Settings
 
+COMMITTING_PARTS = (Part.ADMIN, Part.INGEST)
+"""Whose commits are answers here."""
+
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -43,12 +46,17 @@ class Access:
             return migrate(connection, prefix=self.prefix, passfile=self.passfile)
 
     def check(self) -> None:
-        """Raise StartupError unless the roles, the schema and the server's durability are as they must be."""
+        """Raise StartupError unless the roles, the schema and the server's durability are as they must be.
+
+        Durability is checked as each role that commits: a role can have settings of its own.
+        """
         if f"{self.prefix}_{Part.INGEST}" not in read_passwords(self.passfile):
             raise StartupError(f"{self.passfile} has no passwords of the service's roles: run `postseal migrate`")
         with connect_at_startup(self.of(Part.ADMIN)) as connection:
             require_current_schema(connection)
-            check_durability(connection)
+        for part in COMMITTING_PARTS:
+            with connect_at_startup(self.of(part)) as connection:
+                check_durability(connection)
 
 
 @contextmanager

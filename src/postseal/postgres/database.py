@@ -6,8 +6,10 @@ from enum import StrEnum
 from typing import Any, Self, TypeVar
 
 import psycopg
+import structlog
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg_pool import AsyncConnectionPool, PoolTimeout
+from psycopg_pool import AsyncConnectionPool
+from structlog.typing import FilteringBoundLogger
 
 from postseal.errors import StartupError, Unavailable
 from postseal.postgres import arrays
@@ -19,6 +21,8 @@ from postseal.postgres.transaction import (
 )
 
 T = TypeVar("T")
+
+_log: FilteringBoundLogger = structlog.get_logger("postseal.database")
 
 POOL_WAIT_S = 5.0
 """How long a request waits for a connection before it is `unavailable`."""
@@ -128,7 +132,7 @@ class Database:
         try:
             async with self._pool.connection() as connection:
                 return await within_deadline(connection, in_transaction(connection, work), DATABASE_DEADLINE_S)
-        except PoolTimeout:
-            raise Unavailable("no connection to the database could be had") from None
         except psycopg.OperationalError as error:
-            raise Unavailable(f"the database failed: {error.sqlstate or 'connection lost'}") from None
+            # The cause is for the operator; whoever calls learns no more than that it may be tried again.
+            _log.warning("database_failed", error=type(error).__name__, sqlstate=error.sqlstate)
+            raise Unavailable("the database cannot be used at the moment") from None

@@ -16,6 +16,7 @@ from typing import LiteralString
 
 from msgspec import Struct
 
+from postseal.errors import Unavailable
 from postseal.postgres import arrays
 from postseal.postgres.transaction import BEGIN, SET_BOUNDS, CommitWitness, Connection
 from postseal.rules.stream import Cursor, KeyState
@@ -28,7 +29,7 @@ class StreamKey(Struct, frozen=True, gc=False):
     stream: int
 
 
-class Names(Struct, frozen=True, gc=False):
+class LookupNames(Struct, frozen=True, gc=False):
     """The names under which an envelope is looked up: 16 bytes of event id and of the idempotency key's SHA-256."""
 
     stream: StreamKey
@@ -59,7 +60,7 @@ class OpenGroup:
 class RetainedRow(Struct, frozen=True, gc=False):
     """A new envelope as it is written to `identities` and `payloads`."""
 
-    names: Names
+    names: LookupNames
     sequence: int
     event_identity: bytes
     payload: bytes
@@ -169,7 +170,7 @@ WHERE s.tenant = n.tenant AND s.stream = n.stream
 """
 
 
-async def open_group(connection: Connection, names: Sequence[Names]) -> OpenGroup:
+async def open_group(connection: Connection, names: Sequence[LookupNames]) -> OpenGroup:
     """Begin a transaction and lock the streams of `names`; a group that names none is only begun."""
     if not names:
         async with connection.pipeline():
@@ -232,7 +233,8 @@ async def close_group(
         committed = await connection.execute("COMMIT")
     witness.require_commit(committed.statusmessage)
     if written.rowcount != len(cursors):
-        raise AssertionError(f"{len(cursors)} locked streams, {written.rowcount} updated")
+        # Not even a bug can bring this about while the streams are locked; whoever sees it must not acknowledge.
+        raise Unavailable(f"{len(cursors)} streams were locked, {written.rowcount} were updated")
 
 
 async def _begin(connection: Connection) -> None:

@@ -38,6 +38,9 @@ BUILTIN_LOCALE_MAJOR = 17
 STUCK_STEPS_SECONDS = ((signal.SIGQUIT, 10), (signal.SIGKILL, 10))
 STOP_STEPS_SECONDS = ((signal.SIGINT, 30), *STUCK_STEPS_SECONDS)
 
+MAX_CONNECTIONS = 500
+"""Each costs shared memory whether it is used or not, some 15 MB of it altogether here."""
+
 # Given on the command line, over postgresql.conf and ALTER SYSTEM: they must not weaken an acknowledgement.
 SETTINGS = {
     "fsync": "on",
@@ -46,7 +49,7 @@ SETTINGS = {
     "listen_addresses": "",
     "port": str(PORT),
     "password_encryption": "scram-sha-256",
-    "max_connections": "100",
+    "max_connections": str(MAX_CONNECTIONS),
     "shared_buffers": "128MB",
     "max_wal_size": "2GB",
     "timezone": "UTC",

@@ -80,13 +80,15 @@ async def in_transaction(connection: Connection, work: Callable[[Connection], Aw
     """
     with CommitWitness(connection) as witness:
         try:
-            await connection.execute(BEGIN)
-            await connection.execute(SET_BOUNDS)
+            async with connection.pipeline():
+                await connection.execute(BEGIN)
+                await connection.execute(SET_BOUNDS)
             result = await work(connection)
             cursor = await connection.execute("COMMIT")
             witness.require_commit(cursor.statusmessage)
         except Unavailable:
             discard(connection)
+            await connection.close()
             raise
         except BaseException:
             await roll_back(connection)

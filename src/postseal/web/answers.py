@@ -14,11 +14,11 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.types import Send
 
 from postseal import correlation
-from postseal.commit import Receipt, Refusal, Verdict
 from postseal.door import RateLimited
 from postseal.errors import Refused
 from postseal.limits import Quota
 from postseal.outcomes import Outcome, Reason
+from postseal.verdicts import Receipt, Refusal, Verdict
 
 Header = tuple[bytes, bytes]
 

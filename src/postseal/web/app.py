@@ -11,11 +11,12 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from postseal.commit import Refusal
 from postseal.correlation import new_correlation_id
+from postseal.door import RateLimited
 from postseal.errors import AdminError, Refused, Unavailable
 from postseal.outcomes import Reason
 from postseal.service import Service
+from postseal.verdicts import Refusal
 from postseal.web import answers
 from postseal.web.body import ClientGone
 from postseal.web.calls import Call
@@ -62,7 +63,7 @@ class App:
         await self._router(scope, receive, send)
 
     def _problem(self, scope: Scope, error: Exception) -> answers.Answer:
-        correlation_id = new_correlation_id()
+        correlation_id = error.correlation_id if isinstance(error, RateLimited) else new_correlation_id()
         headers: tuple[answers.Header, ...] = ()
         match error:
             case Refused():

@@ -30,9 +30,9 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
-from postseal.commit import Refusal
 from postseal.correlation import new_correlation_id
 from postseal.outcomes import Reason
+from postseal.verdicts import Refusal
 from postseal.web import answers
 from postseal.web.body import TIMED_OUT
 from postseal.web.lingering import UNREAD_S, LingeringTransport

@@ -10,12 +10,12 @@ from itertools import takewhile
 
 from starlette.types import Receive, Scope, Send
 
-from postseal.commit import Refusal
 from postseal.door import Door
 from postseal.envelope.dsse import ENVELOPE_MEDIA_TYPE
 from postseal.identity.verified import Role
 from postseal.inbox import MAX_BATCH_BYTES, Inbound, Inbox
 from postseal.outcomes import Reason
+from postseal.verdicts import Refusal
 from postseal.web import answers
 from postseal.web.body import BodyRefused, HeldBytes, receive_body
 from postseal.web.calls import JSON, Call, Content, said

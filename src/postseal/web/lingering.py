@@ -70,7 +70,9 @@ class LingeringTransport(asyncio.Transport):
         return self._inner.get_extra_info(name, default)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write with all else that is written in this turn of the loop."""
+        """Write with all else that is written in this turn of the loop; nothing more once it closes."""
+        if self.is_closing():
+            return
         if not self._unsent:
             self._loop.call_soon(self._flush)
         self._unsent.append(data)

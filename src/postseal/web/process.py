@@ -1,15 +1,17 @@
 """One process that serves: its event loop, its signals, the service in it.
 
 `run` is called by `postseal serve` itself, or by a child of it (`python -m postseal.web.process LISTENER`), which
-reads its settings from standard input and stops when that ends, since then its parent is gone.
+reads its settings from standard input and stops when that ends: its parent stops, or is gone.
 """
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import BinaryIO
 
 import msgspec
@@ -17,12 +19,16 @@ import structlog
 import uvloop
 
 from postseal import logs, metrics
+from postseal.errors import StartupError
 from postseal.postgres.access import Access, open_access
 from postseal.service import running_service
 from postseal.settings import Settings
 from postseal.web import server
 
 ENDED_AT_ONCE = 128 + signal.SIGTERM
+END_S = 30.0
+"""How long an end may take, whatever hangs. It takes longer than requests (server.GRACE_S) and a database that does not
+answer can take together; nothing that was acknowledged needs it."""
 
 
 def run(
@@ -35,8 +41,10 @@ def run(
 ) -> None:
     """Serve on `listener` until SIGTERM or SIGINT, or until `parent` reads as ended.
 
-    The first signal answers what is in flight and commits what is queued; the second ends the process at once.
+    Then what is in flight is answered and what is queued is committed. Without a parent, which does that itself, a
+    second signal ends the process at once; END_S after the first one, it is ended in any case.
     """
+    _allow_open_files(server.MAX_CONNECTIONS + server.SPARE_DESCRIPTORS)
     uvloop.run(_serve(settings, access, listener, ready, parent))
 
 
@@ -50,34 +58,64 @@ async def _serve(
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def on_signal() -> None:
-        if stop.is_set():
+    def end() -> None:
+        if not stop.is_set():
+            loop.call_later(END_S, _cut)
+        elif parent is None:
             os._exit(ENDED_AT_ONCE)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, end)
     if parent is not None:
-        loop.add_reader(parent.fileno(), stop.set)
+        pipe = parent.fileno()
+
+        def parent_ended() -> None:
+            loop.remove_reader(pipe)  # it would be called again and again
+            end()
+
+        loop.add_reader(pipe, parent_ended)
     async with running_service(settings, access) as service:
         await server.serve(service, listener, stop=stop, ready=ready)
 
 
+def _cut() -> None:
+    structlog.get_logger().error("the end took too long and was cut", seconds=END_S)
+    os._exit(ENDED_AT_ONCE)
+
+
+def _allow_open_files(count: int) -> None:
+    """Let this process have `count` files open, or as many as it is allowed to ask for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def main() -> None:
-    """A child: settings come first on standard input, which its parent then keeps open."""
+    """A child: settings come first on standard input, which its parent then keeps open.
+
+    Roles, schema and durability are not checked again: the parent has done so, and a child that takes another's place
+    while the database is away shall answer `unavailable` rather than end.
+    """
     number = int(sys.argv[1])
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return  # the parent was gone before it could say anything
     metrics.share_as(number)
-    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
+    settings = msgspec.json.decode(line, type=Settings)
     logs.configure(settings.log_level)
-    with (
-        socket.socket(fileno=number) as listener,
-        open_access(settings, log=structlog.get_logger()) as access,
-    ):
-        run(settings, access, listener, ready=_announce_to_parent, parent=sys.stdin.buffer)
+    log = structlog.get_logger()
+    try:
+        with socket.socket(fileno=number) as listener, open_access(settings, log=log) as access:
+            run(settings, access, listener, ready=_announce_to_parent, parent=sys.stdin.buffer)
+    except StartupError as error:
+        sys.exit(f"postseal: {error}")
 
 
 def _announce_to_parent(address: str) -> None:
-    print(address, flush=True)
+    with suppress(BrokenPipeError):  # it is gone, which standard input tells too
+        os.write(sys.stdout.fileno(), address.encode() + b"\n")
 
 
 if __name__ == "__main__":

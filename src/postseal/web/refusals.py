@@ -5,20 +5,19 @@ are bounded: what goes beyond is told as one number at the end of the second. Th
 """
 
 import asyncio
-import traceback
 
 import structlog
 from structlog.typing import FilteringBoundLogger
 
 from postseal import correlation
-from postseal.commit import Refusal
 from postseal.identity.verified import VerifiedIdentity
+from postseal.logs import where
 from postseal.metrics import Metrics
 from postseal.outcomes import Reason
+from postseal.verdicts import Refusal
 
 LINES_A_SECOND = 20
 """Of one reason, in one process."""
-TRACED_FRAMES = 5
 
 _log: FilteringBoundLogger = structlog.get_logger("postseal.web")
 
@@ -57,10 +56,9 @@ class Refusals:
 
 def log_bug(error: Exception, correlation_id: bytes) -> None:
     """A fault of ours: its type and where it arose. Its message is left out, since it may quote what was sent."""
-    frames = traceback.extract_tb(error.__traceback__)[-TRACED_FRAMES:]
     _log.error(
         "unexpected error",
         error=type(error).__name__,
-        at=[f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames],
+        at=where(error),
         correlation_id=correlation.text(correlation_id),
     )

@@ -121,4 +121,6 @@ async def _keep_date(state: ServerState) -> None:
 
 def _max_connections() -> int:
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if open_files == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
     return max(1, min(MAX_CONNECTIONS, open_files - SPARE_DESCRIPTORS))
