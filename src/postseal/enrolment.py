@@ -7,7 +7,7 @@ In one transaction, in this order:
 3. first use: make the device (or lock it, where the invitation adds a key), its key, and its stream in each
    project; use again: the same key and proof bring the answer that was lost, with a new credential in place of
    the earlier
-4. the credential, for all projects in which the device has a stream that is not retired
+4. the credential, for the projects of the invitation and no others: whoever made it answered for those alone
 5. the audit event
 
 Whatever is wrong is answered with the same words, so that nothing can be learnt by asking.
@@ -120,7 +120,7 @@ async def _give_credential(
 ) -> Enrolled:
     """Steps 4 and 5."""
     tenant, device, token = invitation.tenant, invitation.device, new_token()
-    projects = await streams.open_projects(connection, tenant, device)
+    projects = invitation.projects
     expires_at = await credentials.insert(
         connection,
         credential_id=token.credential_id,

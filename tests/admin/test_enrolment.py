@@ -142,16 +142,17 @@ async def test_of_many_with_one_code_one_wins(applicant: Applicant, access: Acce
 
 
 async def test_a_key_and_projects_are_added(applicant: Applicant, access: Access) -> None:
-    """A code with adds_key brings a further key; the new credential is for all projects of the device."""
+    """A code with adds_key brings a further key; the new credential is for the projects of the code alone."""
     await applicant.send(await invited(applicant, account="ops"))
     code = await invited(applicant, "gemini", adds_key=True)
     further = Applicant(applicant.database, ed25519.generate())
     enrolled = await further.send(code)
 
-    assert enrolled.projects == ["apollo", "gemini"]
+    assert enrolled.projects == ["gemini"]
     identity = await identity_of(access, enrolled.credential)
     assert identity is not None
     assert identity.account == "ops"
+    assert identity.projects == {"gemini"}
     assert (counts(access)["devices"], counts(access)["keys"], counts(access)["streams"]) == (1, 2, 2)
 
 
@@ -160,7 +161,7 @@ async def test_a_device_takes_its_own_key_to_a_further_project(applicant: Applic
     await applicant.send(await invited(applicant))
     enrolled = await applicant.send(await invited(applicant, "gemini", adds_key=True))
 
-    assert enrolled.projects == ["apollo", "gemini"]
+    assert enrolled.projects == ["gemini"]
     assert counts(access)["keys"] == 1
 
 

@@ -32,7 +32,7 @@ from schemathesis.specs.openapi.checks import (
 from served import Site, running_site
 from starlette.routing import Route
 from test_enrolments import invite, wanted
-from wire import NDJSON, get, post
+from wire import NDJSON, get, post, request
 
 from fleet import Device, enrol, issue
 from postseal.envelope import ed25519
@@ -211,6 +211,39 @@ def test_a_good_request_of_each_call(world: World) -> None:
         assert answer.status_code < 300, (name, answer.content)
         asked.add(name)
     assert asked == set(world.operations)
+
+
+def bad_requests(world: World, method: str, path: str, operation: dict[str, Any]) -> Iterator[tuple[int, bytes]]:
+    """Requests of one call that are refused, and the status that says so."""
+    path = re.sub(r"\{(keyid|credential)\}", lambda found: {"keyid": "A" * 43}.get(found[1]) or str(uuid4()), path)
+    path = re.sub(r"\{\w+\}", "nobody", path)
+    roles = roles_of(operation)
+    credential = world.credentials[roles[0]] if roles else None
+    if roles:
+        yield 401, request(method, path, credential="nonsense")
+        yield 403, request(method, path, credential=world.credentials["sender"])
+    if "requestBody" in operation:
+        [media_type] = operation["requestBody"]["content"]
+        yield 413, request(method, path, b"", credential=credential, content_length="9999999", content_type=media_type)
+        yield 415, request(method, path, b"{}", credential=credential, content_type="text/css")
+        yield 400, request(method, path, b"", credential=credential, content_type=media_type)
+    elif "nobody" in path or "A" * 43 in path or "/revoke" in path:
+        yield 404, request(method, path, credential=credential)
+    for parameter in operation.get("parameters", []):
+        if parameter["in"] == "query":
+            yield 400, request(method, f"{path}?{parameter['name']}=%00", credential=credential)
+            if parameter["name"] in ("project", "device"):
+                yield 404, request(method, f"{path}?{parameter['name']}=nobody", credential=credential)
+
+
+def test_refusals_are_described(world: World, document: dict[str, Any]) -> None:
+    """Each has the status that it must have, and the document names the reason under it."""
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            for status, raw in bad_requests(world, method.upper(), path, operation):
+                answer = world.site.ask(raw)
+                assert answer.status == status, (method, path, raw)
+                assert f"`{answer.reason}`" in operation["responses"][str(status)]["description"], (method, path)
 
 
 def check_random_requests(world: World, seed: int, examples: int) -> None:

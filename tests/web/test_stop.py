@@ -1,4 +1,4 @@
-"""What a stop does to each connection: answered, closed, or cut at the end of the grace; and the bounds of a process."""
+"""What a stop does to each connection: answered, closed, or cut at the grace's end; and the bounds of a process."""
 
 import asyncio
 import gc
@@ -6,6 +6,7 @@ import os
 import resource
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,9 +30,9 @@ def test_idle_connections_are_closed_and_a_retry_heals(access: Access) -> None:
     credential = device.token.reveal()
     with running_site(access, Settings(), device=device) as site:
         idle, late, silent = site.client(), site.client(), site.client()
-        for client in (idle, late):
-            assert client.ask(post(credential, device.envelope(1))).status in (200, 201)
-    envelope = device.envelope(2)
+        for sequence, client in enumerate((idle, late), 1):
+            assert client.ask(post(credential, device.envelope(sequence))).status == 201
+    envelope = device.envelope(3)
     with idle, late, silent:
         assert idle.is_closed()
         assert silent.is_closed()
@@ -125,7 +126,7 @@ def test_sockets_that_cannot_all_be_had_are_let_go(monkeypatch: pytest.MonkeyPat
 
         monkeypatch.setattr(processes, "bind", already_taken)
         gc.collect()
-        before = os.listdir("/proc/self/fd")
+        before = len(list(Path("/proc/self/fd").iterdir()))
         with pytest.raises(StartupError, match="Address already in use"):
             processes.bind_each("127.0.0.1", 0, 3)
-        assert len(os.listdir("/proc/self/fd")) == len(before)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before

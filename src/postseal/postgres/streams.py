@@ -84,7 +84,7 @@ async def insert_missing(connection: Connection, *, tenant: str, device: str, pr
     await connection.execute(INSERT_MISSING, {"tenant": tenant, "device": device, "projects": projects})
 
 
-OPEN_PROJECTS: LiteralString = """
+PROJECTS: LiteralString = """
 SELECT project FROM streams
 WHERE tenant = %(tenant)s AND producer = %(device)s AND NOT retired ORDER BY project
 """

@@ -24,7 +24,7 @@ STYLE: Final = (
 _STYLE_HASH: Final = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode("ascii")
 
 HEADERS: Final = {
-    "content-security-policy": f"default-src 'none'; script-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; "
+    "content-security-policy": f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",

@@ -27,6 +27,8 @@ SPARE_DESCRIPTORS = 128
 """What is left of the limit on open files for the database, logs and accepting."""
 GRACE_S = 10.0
 """How long the requests in flight may take once the end has come."""
+CUT_S = 1.0
+"""How long those that were cut off then may take to notice."""
 LOOK_EVERY_S = 0.02
 
 
@@ -106,6 +108,9 @@ async def _finish(state: ServerState) -> None:
                 await asyncio.sleep(LOOK_EVERY_S)
     for connection in list(state.connections):
         connection.transport.abort()
+    if state.tasks:
+        # Whoever reads a request is told that it is gone, and ends by itself.
+        await asyncio.wait(state.tasks, timeout=CUT_S)
     for task in list(state.tasks):
         task.cancel()
     if state.tasks:
