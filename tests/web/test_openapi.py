@@ -219,14 +219,16 @@ def bad_requests(world: World, method: str, path: str, operation: dict[str, Any]
     path = re.sub(r"\{\w+\}", "nobody", path)
     roles = roles_of(operation)
     credential = world.credentials[roles[0]] if roles else None
+    [media_type] = operation.get("requestBody", {}).get("content", [None])
+    good = {"content_type": media_type} if media_type else {}
+    body = b"{}" if media_type else None
     if roles:
-        yield 401, request(method, path, credential="nonsense")
-        yield 403, request(method, path, credential=world.credentials["sender"])
-    if "requestBody" in operation:
-        [media_type] = operation["requestBody"]["content"]
-        yield 413, request(method, path, b"", credential=credential, content_length="9999999", content_type=media_type)
+        yield 401, request(method, path, body, credential="nonsense", **good)
+        yield 403, request(method, path, body, credential=world.credentials["sender"], **good)
+    if media_type:
+        yield 413, request(method, path, b"", credential=credential, content_length="9999999", **good)
         yield 415, request(method, path, b"{}", credential=credential, content_type="text/css")
-        yield 400, request(method, path, b"", credential=credential, content_type=media_type)
+        yield 400, request(method, path, b"", credential=credential, **good)
     elif "nobody" in path or "A" * 43 in path or "/revoke" in path:
         yield 404, request(method, path, credential=credential)
     for parameter in operation.get("parameters", []):

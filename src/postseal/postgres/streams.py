@@ -85,18 +85,6 @@ async def insert_missing(connection: Connection, *, tenant: str, device: str, pr
 
 
 PROJECTS: LiteralString = """
-SELECT project FROM streams
-WHERE tenant = %(tenant)s AND producer = %(device)s AND NOT retired ORDER BY project
-"""
-
-
-async def open_projects(connection: Connection, tenant: str, device: str) -> list[str]:
-    """The projects in which the device has a stream that is not retired."""
-    cursor = await connection.execute(OPEN_PROJECTS, {"tenant": tenant, "device": device})
-    return [project for (project,) in await cursor.fetchall()]
-
-
-PROJECTS: LiteralString = """
 SELECT project FROM streams WHERE tenant = %(tenant)s AND producer = %(device)s ORDER BY project
 """
 
