@@ -10,7 +10,7 @@ known.
 """
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -22,7 +22,7 @@ from postseal.errors import Unavailable
 from postseal.judging import SALT_BYTES, Arrival, Entry, Ledger
 from postseal.logs import where
 from postseal.metrics import CommitResult, Metrics
-from postseal.postgres.ingest import close_group, open_group
+from postseal.postgres.ingest import StreamKey, close_group, open_group
 from postseal.postgres.transaction import (
     DATABASE_DEADLINE_S,
     CommitWitness,
@@ -31,13 +31,17 @@ from postseal.postgres.transaction import (
     roll_back,
     within_deadline,
 )
+from postseal.rules.stream import Cursor
 from postseal.verdicts import Verdict, unavailable
 
 _log: FilteringBoundLogger = structlog.get_logger("postseal.commit")
 
 
 class Lane:
-    """Commits groups on a connection of its own. Enter it; leaving it closes the connection."""
+    """Commits groups on a connection of its own; `moved` hears of the cursors that are committed for certain.
+
+    Enter it; leaving it closes the connection.
+    """
 
     def __init__(
         self,
@@ -46,11 +50,13 @@ class Lane:
         window: int,
         default_retention_s: int,
         metrics: Metrics,
+        moved: Callable[[Mapping[StreamKey, Cursor]], None],
     ) -> None:
         self._connect = connect
         self._window = window
         self._default_retention_s = default_retention_s
         self._metrics = metrics
+        self._moved = moved
         self._connection: Connection | None = None
 
     async def __aenter__(self) -> Self:
@@ -112,6 +118,7 @@ class Lane:
             await close_group(
                 connection, witness, retained=ledger.retained, audits=ledger.audits, cursors=ledger.cursors
             )
+        self._moved(ledger.cursors)
         return ledger.verdicts
 
     @asynccontextmanager

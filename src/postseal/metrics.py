@@ -58,6 +58,7 @@ class Pool(StrEnum):
 
     INGEST = "ingest"
     ADMIN = "admin"
+    READS = "reads"
 
 
 class Memory(StrEnum):

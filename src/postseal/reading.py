@@ -14,6 +14,7 @@ from postseal.errors import Refused
 from postseal.identity.verified import Role, VerifiedIdentity
 from postseal.outcomes import Reason
 from postseal.postgres.database import Connection, Database
+from postseal.postgres.ingest import StreamKey
 from postseal.postgres.reading import (
     EnvelopeRow,
     KeyRow,
@@ -41,8 +42,9 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Envelopes and closed ranges in order, through the contiguous cursor at most."""
+    """Envelopes and closed ranges of a stream in order, through the contiguous cursor at most."""
 
+    stream: StreamKey
     items: list[EnvelopeRow | Closed]
     contiguous: int
     next_after: int
@@ -95,7 +97,7 @@ async def read_page(
             max_bytes=PAGE_PAYLOAD_BYTES,
         )
         items = list(_in_order(rows, after=after, through=cursor.contiguous, limit=limit))[:limit]
-        return Page(items, cursor.contiguous, _end(items[-1]) if items else after)
+        return Page(stream.key, items, cursor.contiguous, _end(items[-1]) if items else after)
 
     return await _with_stream(database, caller, project, producer, page)
 

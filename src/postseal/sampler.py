@@ -28,6 +28,8 @@ from postseal.postgres.database import Database
 
 SAMPLE_EVERY_S = 1.0
 BACKLOG_FOR_S = 15.0
+PROCESS_FOR_S = 15.0
+"""Reading /proc takes tens of milliseconds on a busy machine, during which no request is served."""
 BACKLOG_DEADLINE_S = 2.0
 
 _log: FilteringBoundLogger = structlog.get_logger("postseal.metrics")
@@ -47,6 +49,7 @@ class Sampler:
     _process: ProcessCollector = field(default_factory=lambda: ProcessCollector(registry=None))
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _read_at_s: float | None = None
+    _process_at_s: float | None = None
 
     def __post_init__(self) -> None:
         self.metrics.processes.set(1)
@@ -109,6 +112,10 @@ class Sampler:
             self._bring(metrics.pool_timeouts[name], stats.timeouts)
 
     def _sample_process(self) -> None:
+        now_s = time.monotonic()
+        if self._process_at_s is not None and now_s - self._process_at_s < PROCESS_FOR_S:
+            return
+        self._process_at_s = now_s
         # Nothing where the system has no /proc.
         known = {sample.name: sample.value for family in self._process.collect() for sample in family.samples}
         metrics = self.metrics

@@ -13,6 +13,7 @@ from pathlib import Path
 from postseal.commit import Committer
 from postseal.door import Door
 from postseal.envelope.kinds import NO_KINDS, Kinds
+from postseal.hints import Hints
 from postseal.identity.tokens import TokenVerifier
 from postseal.identity.verified import CredentialVerifier
 from postseal.inbox import Inbox
@@ -21,11 +22,15 @@ from postseal.lane import Lane
 from postseal.limits import Rate
 from postseal.metrics import Metrics, Pool
 from postseal.postgres.access import Access
-from postseal.postgres.database import POOL_SIZE, Connection, Database, Part, connect
+from postseal.postgres.database import POOL_SIZE, READ_POOL_SIZE, Connection, Database, Part, connect
 from postseal.sampler import Sampler, sampling
 from postseal.settings import SECONDS_A_DAY as SECONDS_A_DAY  # noqa: PLC0414 - web/surface.py takes them from here
 from postseal.settings import SECONDS_A_MINUTE as SECONDS_A_MINUTE  # noqa: PLC0414 - likewise
 from postseal.settings import Settings
+from postseal.waiting import Waiting
+
+HINT_CONNECTIONS = 2
+"""One tells, one hears."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,8 @@ class Service:
     settings: Settings
     ingest: Database
     admin: Database
+    reads: Database
+    waiting: Waiting
     door: Door
     inbox: Inbox
     committer: Committer
@@ -47,8 +54,8 @@ class Service:
 
 
 def connections_a_process(settings: Settings) -> int:
-    """To how many connections one process's lanes and pools can grow."""
-    return settings.commit_lanes + POOL_SIZE * len(Pool)
+    """To how many connections one process's lanes, pools and hints can grow."""
+    return settings.commit_lanes + 2 * POOL_SIZE + READ_POOL_SIZE + HINT_CONNECTIONS
 
 
 @asynccontextmanager
@@ -70,14 +77,18 @@ async def running_service(
             window=settings.window,
             default_retention_s=settings.payload_retention_s,
             metrics=metrics,
+            moved=hints.moved,
         )
 
+    def database(part: Part, size: int) -> Database:
+        return Database(access.of(part), prepare=settings.prepared_statements, size=size)
+
+    ingest, admin = database(Part.INGEST, POOL_SIZE), database(Part.ADMIN, POOL_SIZE)
+    reads, telling = database(Part.INGEST, READ_POOL_SIZE), database(Part.INGEST, 1)
+    waiting = Waiting(reads, most=settings.max_waiting_reads)
+    hints = Hints(telling, waiting)
     committer = Committer(new_lane, lanes=settings.commit_lanes, metrics=metrics)
-    async with (
-        Database(access.of(Part.INGEST), prepare=settings.prepared_statements) as ingest,
-        Database(access.of(Part.ADMIN), prepare=settings.prepared_statements) as admin,
-        committer,
-    ):
+    async with ingest, admin, reads, telling, waiting, hints, committer:
         door = Door(verifier or TokenVerifier(ingest), Rate(settings.peer_permits_per_s, settings.peer_burst), clock)
         inbox = Inbox(
             door=door,
@@ -89,12 +100,23 @@ async def running_service(
             max_envelope_bytes=settings.max_envelope_bytes,
             kinds=kinds,
         )
-        pools = {Pool.INGEST: ingest, Pool.ADMIN: admin}
+        pools = {Pool.INGEST: ingest, Pool.ADMIN: admin, Pool.READS: reads}
         sampler = Sampler(metrics, access, pools, door, inbox, committer)
         async with sampling(sampler):
             try:
                 yield Service(
-                    settings, ingest, admin, door, inbox, committer, access.accepting, kinds, metrics, sampler
+                    settings,
+                    ingest,
+                    admin,
+                    reads,
+                    waiting,
+                    door,
+                    inbox,
+                    committer,
+                    access.accepting,
+                    kinds,
+                    metrics,
+                    sampler,
                 )
             finally:
                 await inbox.close()

@@ -102,6 +102,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     commit_lanes: Annotated[
         int, Meta(ge=1, le=16, description="Connections over which a process commits groups of envelopes")
     ] = 2
+    max_waiting_reads: Annotated[
+        int,
+        Meta(ge=0, description="Reads that may wait for envelopes in one process; what is beyond is answered at once"),
+    ] = 500
     min_free_disk_mb: Annotated[
         int,
         Meta(

@@ -1,6 +1,6 @@
 """The hot statements keep their plans: a few index probes an envelope, whatever the statistics say.
 
-Each is planned as a group commit plans it, by a generic plan under SET_PLANS: with empty tables that were never
+Each is planned as a group commit plans it, by a generic plan under its own settings: with empty tables that were never
 analysed, and with some ten thousand rows that were.
 """
 
@@ -14,7 +14,7 @@ import pytest
 
 from fleet import as_owner, enrol
 from postseal.postgres.access import Access
-from postseal.postgres.ingest import LOCK_STREAMS, LOOK_UP, READ_KEYS, SET_PLANS, WRITE
+from postseal.postgres.ingest import LOCK_STREAMS, LOOK_UP, READ_KEYS, SET_BOUNDS_AND_PLANS, WRITE
 from postseal.service import running_service
 from postseal.settings import Settings
 from postseal.verdicts import Receipt
@@ -73,7 +73,7 @@ def planned(access: Access, statement: str) -> Plan:
         statement = statement.replace(f"%({name})s", f"${number}")
     plan = Plan()
     with as_owner(access) as owner, owner.transaction():
-        owner.execute(SET_PLANS)
+        owner.execute(SET_BOUNDS_AND_PLANS)
         owner.execute(f"PREPARE hot AS {statement}".encode())
         empty = ", ".join("'{}'" for _ in names)
         row = owner.execute(f"EXPLAIN (FORMAT JSON) EXECUTE hot ({empty})".encode()).fetchone()

@@ -6,6 +6,8 @@ expired and what the replay floor closed in its place.
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
@@ -14,14 +16,19 @@ from typer import BadParameter, Option, Typer, echo
 from postseal.admin.names import require_projects
 from postseal.cli.command import ProjectName, Session, TenantName, command
 from postseal.cli.output import print_json, text
+from postseal.errors import Unavailable
 from postseal.identity.verified import Role, VerifiedIdentity
 from postseal.postgres.database import Database, Part
+from postseal.postgres.hint import listen
 from postseal.postgres.reading import EnvelopeRow, StreamRow
 from postseal.reading import Closed, Page, read_page, read_stream, read_streams
 
 PAGE_STREAMS = 500
 PAGE_ENVELOPES = 500
 POLL_S = 0.5
+"""How often `--follow` looks when no hint comes."""
+GAP_S = 0.1
+"""How long it gathers what the next look will show."""
 
 app = Typer()
 
@@ -53,19 +60,56 @@ def tail(
 
     async def flow(database: Database) -> None:
         await database.transact(lambda connection: require_projects(connection, tenant, [project]))
-        positions: dict[str, int] = {}
-        while True:
-            async for stream in _streams(database, reader, project, producer):
-                position = positions.get(stream.producer, after)
-                async for page in _pages(database, reader, project, stream, position):
-                    for item in page.items:
-                        _print(session, stream.producer, item)
-                    positions[stream.producer] = page.next_after
-            if not follow:
-                return
-            await asyncio.sleep(POLL_S)
+        printer = _Printer(session, database, reader, project, producer, after)
+        await (_follow(database, printer) if follow else printer.catch_up())
 
     session.run(Part.INGEST, flow)
+
+
+@dataclass(slots=True)
+class _Printer:
+    """Prints each envelope once; after a failure it goes on behind the last one."""
+
+    session: Session
+    database: Database
+    reader: VerifiedIdentity
+    project: str
+    producer: str | None
+    after: int
+    positions: dict[str, int] = field(default_factory=dict[str, int])
+
+    async def catch_up(self) -> None:
+        """Print what is new. Raises Unavailable."""
+        async for stream in _streams(self.database, self.reader, self.project, self.producer):
+            position = self.positions.get(stream.producer, self.after)
+            async for page in _pages(self.database, self.reader, self.project, stream, position):
+                for item in page.items:
+                    _print(self.session, stream.producer, item)
+                self.positions[stream.producer] = page.next_after
+
+
+async def _follow(database: Database, printer: _Printer) -> None:
+    """Print what is new when a hint comes, and every POLL_S without one; an outage is told of once."""
+    hinted = asyncio.Event()
+    listening = asyncio.create_task(listen(database, lambda _hint: hinted.set()))
+    told = False
+    try:
+        while True:
+            hinted.clear()
+            try:
+                await printer.catch_up()
+                told = False
+            except Unavailable as error:
+                if not told:
+                    echo(f"postseal: {error}; going on once it can", err=True)
+                told = True
+            await asyncio.sleep(GAP_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await hinted.wait()
+    finally:
+        listening.cancel()
+        await asyncio.wait({listening})
 
 
 async def _streams(

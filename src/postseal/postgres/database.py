@@ -27,6 +27,8 @@ _log: FilteringBoundLogger = structlog.get_logger("postseal.database")
 POOL_WAIT_S = 5.0
 """How long a request waits for a connection before it is `unavailable`."""
 POOL_SIZE = 8
+READ_POOL_SIZE = 4
+"""Of the pool in which consumers read, so that they cannot take connections from envelopes."""
 CONNECT_TIMEOUT_S = 5
 MAX_IDLE_S = 300.0
 
@@ -93,6 +95,9 @@ class Database:
     """One part's pool. Enter it to open the pool; every call is one transaction with a deadline."""
 
     def __init__(self, conninfo: str, *, prepare: bool, size: int = POOL_SIZE) -> None:
+        self._conninfo = conninfo
+        self.keeps_sessions = prepare
+        """Whether a connection is one session of the server's, which it is not behind PgBouncer in transaction mode."""
         self._pool: AsyncConnectionPool[psycopg.AsyncConnection[Any]] = AsyncConnectionPool(
             conninfo,
             min_size=1,
@@ -112,6 +117,10 @@ class Database:
 
     async def __aexit__(self, *error: object) -> None:
         await self._pool.close()
+
+    async def connect_apart(self) -> Connection:
+        """A connection beside the pool, for whoever keeps a session. Raises psycopg.OperationalError."""
+        return await connect(self._conninfo, prepare=self.keeps_sessions)
 
     def stats(self) -> PoolStats:
         """How the pool stands now."""

@@ -88,11 +88,13 @@ class AuditRow(Struct, frozen=True, gc=False):
 
 
 SET_PLANS: LiteralString = """
-SELECT set_config('plan_cache_mode', 'force_generic_plan', true),
+       set_config('plan_cache_mode', 'force_generic_plan', true),
        set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),
        set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
        set_config('jit', 'off', true)
 """
+# One statement and not two: a group of one envelope pays for each of them alone.
+SET_BOUNDS_AND_PLANS: LiteralString = f"{SET_BOUNDS}, {SET_PLANS}"
 
 LOCK_STREAMS: LiteralString = """
 SELECT s.tenant, s.stream, s.floor, s.contiguous, s.highest, s.above, s.retired,
@@ -239,8 +241,7 @@ async def close_group(
 
 async def _begin(connection: Connection) -> None:
     await connection.execute(BEGIN)
-    await connection.execute(SET_BOUNDS)
-    await connection.execute(SET_PLANS)
+    await connection.execute(SET_BOUNDS_AND_PLANS)
 
 
 def _retained_columns(rows: Sequence[RetainedRow]) -> dict[str, bytes]:

@@ -1,5 +1,6 @@
 """What devices and consumers read: where streams stand, what they hold, and who signed it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import LiteralString
@@ -45,6 +46,20 @@ async def find_stream(connection: Connection, *, tenant: str, project: str, prod
     parameters = {"tenant": tenant, "project": project, "producer": producer}
     row = await (await connection.execute(FIND_STREAM, parameters)).fetchone()
     return None if row is None else _stream(tenant, *row)
+
+
+READ_CONTIGUOUS: LiteralString = """
+SELECT s.stream, s.contiguous
+FROM unnest(%(tenants)s::text[], %(streams)s::bigint[]) AS wanted (tenant, stream)
+JOIN streams s ON s.tenant = wanted.tenant AND s.stream = wanted.stream
+"""
+
+
+async def read_contiguous(connection: Connection, streams: Sequence[StreamKey]) -> dict[int, int]:
+    """The contiguous cursor of each stream, by its number."""
+    tenants, numbers = [stream.tenant for stream in streams], [stream.stream for stream in streams]
+    cursor = await connection.execute(READ_CONTIGUOUS, {"tenants": tenants, "streams": numbers})
+    return dict(await cursor.fetchall())
 
 
 @dataclass(frozen=True, slots=True)

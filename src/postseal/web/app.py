@@ -4,7 +4,6 @@ A path is compared as it was sent. None of ours needs a percent sign, an empty s
 one names nothing.
 """
 
-import asyncio
 from collections.abc import Iterable
 
 from starlette.exceptions import HTTPException
@@ -30,12 +29,10 @@ class App:
     """The HTTP surface of one process. StartupError if a setting cannot be used."""
 
     def __init__(self, service: Service) -> None:
-        self.stopping = asyncio.Event()
-        """Set to end every wait for something new."""
         self.refusals = Refusals(service.metrics)
         self._door = service.door
         self._proxies = TrustedProxies(service.settings.trusted_proxies)
-        self.calls = all_calls(service, proxies=self._proxies, refusals=self.refusals, stopping=self.stopping)
+        self.calls = all_calls(service, proxies=self._proxies, refusals=self.refusals)
         """All that is answered."""
         paths = {call.path: _Methods(other for other in self.calls if other.path == call.path) for call in self.calls}
         self._exact = {path.encode(): methods for path, methods in paths.items() if "{" not in path}

@@ -92,7 +92,7 @@ async def listening(service: Service, listener: socket.socket) -> AsyncGenerator
     try:
         yield address_of(listener)
     finally:
-        app.stopping.set()
+        service.waiting.end()
         server.close()
         await _finish(state)
         dating.cancel()

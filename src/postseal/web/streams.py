@@ -1,26 +1,28 @@
 """What devices and consumers read: `GET /v1/projects/…`."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Annotated
 
 from msgspec import Meta, Struct
-from starlette.requests import Request
 
-from postseal.identity.verified import Role
+from postseal.door import Door
+from postseal.identity.verified import Role, VerifiedIdentity
 from postseal.postgres.database import Database
-from postseal.reading import read_keys, read_page, read_stream, read_streams
+from postseal.reading import Page, read_keys, read_page, read_stream, read_streams
+from postseal.waiting import Place, Waiting
 from postseal.web import documents
 from postseal.web.calls import Asked, Call, Reception
 from postseal.web.documents import EnvelopePage, Nothing, ProducerKeyList, StreamList, StreamStanding
+from postseal.web.head import read_head
+from postseal.web.peer import TrustedProxies
 from postseal.web.query import IdOrEmpty, Limit, Sequence
 
 STREAMS = "/v1/projects/{project}/streams"
 READERS = (Role.DEVICE, Role.CONSUMER)
 DEFAULT_PAGE_ITEMS = 100
 MAX_WAIT_S = 30
-POLL_S = 0.5
-"""How long a waiting reader may miss what arrived."""
+IDENTIFY_EVERY_S = 1.0
+"""How often a waiting reader's credential is looked at again, and whether the reader is still there."""
 
 
 class StreamsQuery(Struct, frozen=True):
@@ -39,11 +41,21 @@ class EnvelopesQuery(Struct, frozen=True):
 
 
 class StreamCalls:
-    """Reads for one process. `stopping` ends every wait."""
+    """Reads for one process."""
 
-    def __init__(self, *, database: Database, stopping: asyncio.Event, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        waiting: Waiting,
+        *,
+        door: Door,
+        proxies: TrustedProxies,
+        clock: Callable[[], float],
+    ) -> None:
         self._database = database
-        self._stopping = stopping
+        self._waiting = waiting
+        self._door = door
+        self._proxies = proxies
         self._clock = clock
 
     def calls(self, reception: Reception) -> list[Call]:
@@ -80,35 +92,38 @@ class StreamCalls:
     async def list_envelopes(self, asked: Asked[EnvelopesQuery, Nothing]) -> EnvelopePage:
         """A page of a stream; with `wait` it comes empty only after so many seconds."""
         until_s = self._clock() + asked.query.wait
-        page = await self._read_page(asked)
-        while not page.items and await self._waits_on(asked.request, until_s):
-            page = await self._read_page(asked)
-        return page
+        page = await self._read_page(asked, asked.caller)
+        if asked.query.wait and not page.items:
+            with self._waiting.place(page.stream, asked.query.after) as place:
+                page = await self._wait(asked, page, place, until_s)
+        return documents.of_page(page)
 
     async def list_keys(self, asked: Asked[Nothing, Nothing]) -> ProducerKeyList:
         """The public keys with which a producer's envelopes are verified."""
         keys = await read_keys(self._database, asked.caller, asked.path["project"], asked.path["producer"])
         return ProducerKeyList([documents.of_key(key) for key in keys])
 
-    async def _read_page(self, asked: Asked[EnvelopesQuery, Nothing]) -> EnvelopePage:
-        page = await read_page(
+    async def _read_page(self, asked: Asked[EnvelopesQuery, Nothing], caller: VerifiedIdentity) -> Page:
+        return await read_page(
             self._database,
-            asked.caller,
+            caller,
             asked.path["project"],
             asked.path["producer"],
             after=asked.query.after,
             limit=asked.query.limit,
         )
-        return documents.of_page(page)
 
-    async def _waits_on(self, request: Request, until_s: float) -> bool:
-        """Wait for a moment; whether the caller still waits for more after it."""
-        left_s = until_s - self._clock()
-        if left_s <= 0 or await request.is_disconnected():
-            return False
-        try:
-            async with asyncio.timeout(min(POLL_S, left_s)):
-                await self._stopping.wait()
-        except TimeoutError:
-            return True
-        return False
+    async def _wait(
+        self, asked: Asked[EnvelopesQuery, Nothing], page: Page, place: Place | None, until_s: float
+    ) -> Page:
+        """The page once it has something, or as it was when there is no more waiting."""
+        head = read_head(asked.request.scope, self._proxies)
+        while place is not None and not page.items and (left_s := until_s - self._clock()) > 0:
+            went_on = await place.goes_on(min(IDENTIFY_EVERY_S, left_s))
+            if self._waiting.ended or await asked.request.is_disconnected():
+                break
+            # Whose credential was revoked meanwhile gets nothing more.
+            caller = await self._door.identify(head.peer, head.credential)
+            if went_on:
+                page = await self._read_page(asked, caller)
+        return page

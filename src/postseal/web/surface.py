@@ -1,6 +1,5 @@
 """Every call that one process answers, in the order in which they are described."""
 
-import asyncio
 import time
 
 from postseal.readiness import Readiness
@@ -19,8 +18,8 @@ from postseal.web.refusals import Refusals
 from postseal.web.streams import StreamCalls
 
 
-def all_calls(service: Service, *, proxies: TrustedProxies, refusals: Refusals, stopping: asyncio.Event) -> list[Call]:
-    """The calls of `service`. `stopping` ends every wait for something new."""
+def all_calls(service: Service, *, proxies: TrustedProxies, refusals: Refusals) -> list[Call]:
+    """The calls of `service`."""
     settings, door = service.settings, service.door
     held_for_strangers = HeldBytes(settings.max_pending_body_bytes)
     held_for_known = HeldBytes(settings.max_pending_body_bytes)
@@ -42,7 +41,7 @@ def all_calls(service: Service, *, proxies: TrustedProxies, refusals: Refusals, 
         held_for_known=held_for_known,
         refusals=refusals,
     )
-    streams = StreamCalls(database=service.ingest, stopping=stopping, clock=time.monotonic)
+    streams = StreamCalls(service.reads, service.waiting, door=door, proxies=proxies, clock=time.monotonic)
     office = Office(reception, service.admin, settings.invitation_minutes * SECONDS_A_MINUTE, credential_lifetime_s)
     health = HealthCalls(Readiness(service.ingest, service.committer, service.accepting, time.monotonic))
     published = PublishedCalls(service.kinds)

@@ -1,0 +1,225 @@
+"""Reads that wait: woken by a hint, right without one, bounded, and ended when they must be."""
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+
+import pytest
+from served import Site, running_site
+from wire import Client, get, post
+
+from fleet import Device, as_owner, enrol, issue
+from postseal import door, hints, waiting
+from postseal.postgres.access import Access
+from postseal.postgres.ingest import StreamKey
+from postseal.postgres.reading import read_contiguous
+from postseal.postgres.transaction import Connection
+from postseal.settings import Settings
+from postseal.web import streams
+
+POLL_S = 20.0
+"""So long that only a hint can be meant where a reader is woken soon."""
+SOON_S = 0.4
+DEADLINE_S = 15.0
+READERS = 200
+ROUNDS = 3
+
+Looks = queue.Queue[list[int]]
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    """The streams of each look into the database, when it has been done."""
+    done = Looks()
+
+    async def look(connection: Connection, wanted: Sequence[StreamKey]) -> dict[int, int]:
+        reached = await read_contiguous(connection, wanted)
+        done.put([stream.stream for stream in wanted])
+        return reached
+
+    monkeypatch.setattr(waiting, "read_contiguous", look)
+    return done
+
+
+@pytest.fixture
+def rare_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking for oneself takes too long to help."""
+    monkeypatch.setattr(waiting, "POLL_S", POLL_S)
+
+
+@pytest.fixture
+def consumer(access: Access) -> str:
+    """The credential of a consumer of project apollo."""
+    enrol(access, "another")  # which makes the tenant and the project
+    return issue(access, "acme", None, ["apollo"], "consumer").reveal()
+
+
+def send(site: Site, device: Device, sequence: int) -> None:
+    """Have one envelope accepted there."""
+    assert site.ask(post(device.token.reveal(), device.envelope(sequence))).status == 201
+
+
+def ask(reader: Client, device: Device, consumer: str, *, after: int = 0) -> None:
+    """Begin to wait for what comes behind `after`."""
+    reader.send(get(f"/v1/projects/apollo/streams/{device.name}/envelopes?wait=30&after={after}", consumer))
+
+
+def sequences(reader: Client) -> list[int]:
+    """What came at last."""
+    answer = reader.answer()
+    assert answer.status == 200
+    return [item["sequence"] for item in answer.document["items"]]
+
+
+def listeners(access: Access) -> list[int]:
+    """The sessions that listen for hints."""
+    with as_owner(access) as owner:
+        rows = owner.execute(
+            "SELECT pid FROM pg_stat_activity"
+            " WHERE datname = current_database() AND query LIKE 'LISTEN %' AND state = 'idle'"
+        ).fetchall()
+    return [pid for (pid,) in rows]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    give_up_s = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+
+
+@contextmanager
+def soon() -> Generator[None]:
+    """What the block waits for must come soon."""
+    began_s = time.monotonic()
+    yield
+    assert time.monotonic() - began_s < SOON_S
+
+
+@pytest.mark.usefixtures("rare_polls")
+def test_what_the_same_process_accepts_wakes_a_reader(access: Access, consumer: str, looks: Looks) -> None:
+    """At once, and only who waits for that stream and for less."""
+    with running_site(access, Settings()) as site, site.client() as reader, site.client() as further:
+        ask(reader, site.device, consumer)
+        ask(further, site.device, consumer, after=1)
+        looks.get(timeout=DEADLINE_S)
+        until(lambda: bool(listeners(access)))
+        send(site, site.device, 1)
+        with soon():
+            assert sequences(reader) == [1]
+        send(site, site.device, 2)
+        with soon():
+            assert sequences(further) == [2]
+
+
+@pytest.mark.usefixtures("rare_polls")
+def test_what_another_process_accepts_wakes_a_reader(access: Access, consumer: str, looks: Looks) -> None:
+    """Soon; also after somebody wrote nonsense on the channel, and after the listening session was lost."""
+    with running_site(access, Settings()) as here, running_site(access, Settings(), device=here.device) as there:
+        with here.client() as reader:
+            for number in range(ROUNDS):
+                ask(reader, here.device, consumer, after=number)
+                looks.get(timeout=DEADLINE_S)
+                until(lambda: bool(listeners(access)))
+                send(there, here.device, number + 1)
+                with soon():
+                    assert sequences(reader) == [number + 1]
+            with as_owner(access) as owner:
+                owner.execute("SELECT pg_notify('postseal_hints', '1:x,,9')")
+                [lost] = listeners(access)
+                owner.execute("SELECT pg_terminate_backend(%s)", [lost])
+            until(lambda: bool(set(listeners(access)) - {lost}))
+            ask(reader, here.device, consumer, after=ROUNDS)
+            send(there, here.device, ROUNDS + 1)
+            with soon():
+                assert sequences(reader) == [ROUNDS + 1]
+
+
+def test_a_reader_needs_no_hint(access: Access, consumer: str, looks: Looks) -> None:
+    """Where no session can listen, it gets what another process accepted by looking."""
+    settings = Settings(prepared_statements=False)
+    with running_site(access, settings) as here, running_site(access, settings, device=here.device) as there:
+        with here.client() as reader:
+            ask(reader, here.device, consumer)
+            looks.get(timeout=DEADLINE_S)
+            send(there, here.device, 1)
+            assert sequences(reader) == [1]
+        assert listeners(access) == []
+
+
+def test_readers_of_one_stream_cost_one_look(
+    access: Access, consumer: str, looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many wait for a stream, the database is asked once every poll; and all of them are woken."""
+    monkeypatch.setattr(waiting, "POLL_S", 0.4)
+    with running_site(access, Settings()) as site, contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(site.client()) for _ in range(READERS)]
+        for reader in readers:
+            ask(reader, site.device, consumer)
+        quiet_s = time.monotonic() + 1
+        while time.monotonic() < quiet_s:  # until all have their places
+            looks.get(timeout=DEADLINE_S)
+        began_s = time.monotonic()
+        assert [looks.get(timeout=DEADLINE_S) for _ in range(5)] == [[site.device.stream]] * 5
+        assert time.monotonic() - began_s > 4 * 0.2
+        send(site, site.device, 1)
+        assert [sequences(reader) for reader in readers] == [[1]] * READERS
+
+
+def test_no_more_wait_than_may(access: Access, consumer: str, looks: Looks) -> None:
+    """A read beyond the setting is answered at once, as it would be without `wait`; a place that is left is free."""
+    with running_site(access, Settings(max_waiting_reads=1)) as site:
+        with site.client() as reader, site.client() as beyond:
+            for number in (1, 2):
+                ask(reader, site.device, consumer, after=number - 1)
+                looks.get(timeout=DEADLINE_S)
+                ask(beyond, site.device, consumer, after=number - 1)
+                assert sequences(beyond) == []
+                send(site, site.device, number)
+                assert sequences(reader) == [number]
+            while not looks.empty():
+                looks.get()
+
+
+def test_a_stop_ends_waits_at_once(access: Access, consumer: str, looks: Looks) -> None:
+    """The reader gets its empty page, and the stop does not take as long as the wait."""
+    with contextlib.ExitStack() as stack:
+        with running_site(access, Settings()) as site:
+            reader = stack.enter_context(site.client())
+            ask(reader, site.device, consumer)
+            looks.get(timeout=DEADLINE_S)
+            began_s = time.monotonic()
+        assert time.monotonic() - began_s < 3
+        assert sequences(reader) == []
+
+
+def test_a_revoked_credential_ends_a_wait(
+    access: Access, consumer: str, looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within the seconds for which a credential is remembered, and nothing that comes later is shown."""
+    monkeypatch.setattr(door, "REMEMBERED_FOR_S", 0.2)
+    monkeypatch.setattr(streams, "IDENTIFY_EVERY_S", 0.1)
+    with running_site(access, Settings()) as site, site.client() as reader:
+        ask(reader, site.device, consumer)
+        looks.get(timeout=DEADLINE_S)
+        with as_owner(access) as owner:
+            owner.execute("UPDATE credentials SET revoked_at = clock_timestamp() WHERE role = 'consumer'")
+        answer = reader.answer()
+    assert (answer.status, answer.reason) == (401, "unauthenticated")
+
+
+@pytest.mark.parametrize("hint", ["x", "1", "1:", "1:2:3", "1:2,", "9" * 5000 + ":1"])
+def test_a_hint_that_is_none(hint: str) -> None:
+    """Another text than ours is told from a hint."""
+    with pytest.raises(ValueError, match=r"."):
+        hints.read_hint(hint)
+
+
+def test_a_hint_holds_what_a_notice_can() -> None:
+    """Positions come back as they were; of too many, which do not fit, nothing stands in it."""
+    few = {1: 5, 7_000_000_000: 9_007_199_254_740_991}
+    assert hints.read_hint(hints.write_hint(few)) == few
+    assert hints.read_hint(hints.write_hint({number: 1 << 50 for number in range(1000)})) == {}
