@@ -92,6 +92,7 @@ class Lane:
                 verdicts += await self._transact([entry])
             except Exception as fault:  # noqa: BLE001 - as above
                 self._report(fault, 1)
+                self._metrics.commits[CommitResult.UNAVAILABLE].inc()
                 rest = entries[number : number + 1] if _is_ours(fault) else entries[number:]
                 verdicts += [unavailable(each.correlation_id, each.event_identity) for each in rest]
                 if not _is_ours(fault):

@@ -118,24 +118,27 @@ def test_what_the_same_process_accepts_wakes_a_reader(access: Access, consumer: 
 @pytest.mark.usefixtures("rare_polls")
 def test_what_another_process_accepts_wakes_a_reader(access: Access, consumer: str, looks: Looks) -> None:
     """Soon; also after somebody wrote nonsense on the channel, and after the listening session was lost."""
-    with running_site(access, Settings()) as here, running_site(access, Settings(), device=here.device) as there:
-        with here.client() as reader:
-            for number in range(ROUNDS):
-                ask(reader, here.device, consumer, after=number)
-                looks.get(timeout=DEADLINE_S)
-                until(lambda: bool(listeners(access)))
-                send(there, here.device, number + 1)
-                with soon():
-                    assert sequences(reader) == [number + 1]
-            with as_owner(access) as owner:
-                owner.execute("SELECT pg_notify('postseal_hints', '1:x,,9')")
-                [lost] = listeners(access)
-                owner.execute("SELECT pg_terminate_backend(%s)", [lost])
-            until(lambda: bool(set(listeners(access)) - {lost}))
-            ask(reader, here.device, consumer, after=ROUNDS)
-            send(there, here.device, ROUNDS + 1)
+    with (
+        running_site(access, Settings()) as here,
+        running_site(access, Settings(), device=here.device) as there,
+        here.client() as reader,
+    ):
+        for number in range(ROUNDS):
+            ask(reader, here.device, consumer, after=number)
+            looks.get(timeout=DEADLINE_S)
+            until(lambda: bool(listeners(access)))
+            send(there, here.device, number + 1)
             with soon():
-                assert sequences(reader) == [ROUNDS + 1]
+                assert sequences(reader) == [number + 1]
+        with as_owner(access) as owner:
+            owner.execute("SELECT pg_notify('postseal_hints', '1:x,,9')")
+            [lost] = listeners(access)
+            owner.execute("SELECT pg_terminate_backend(%s)", [lost])
+        until(lambda: bool(set(listeners(access)) - {lost}))
+        ask(reader, here.device, consumer, after=ROUNDS)
+        send(there, here.device, ROUNDS + 1)
+        with soon():
+            assert sequences(reader) == [ROUNDS + 1]
 
 
 def test_a_reader_needs_no_hint(access: Access, consumer: str, looks: Looks) -> None:
@@ -171,17 +174,16 @@ def test_readers_of_one_stream_cost_one_look(
 
 def test_no_more_wait_than_may(access: Access, consumer: str, looks: Looks) -> None:
     """A read beyond the setting is answered at once, as it would be without `wait`; a place that is left is free."""
-    with running_site(access, Settings(max_waiting_reads=1)) as site:
-        with site.client() as reader, site.client() as beyond:
-            for number in (1, 2):
-                ask(reader, site.device, consumer, after=number - 1)
-                looks.get(timeout=DEADLINE_S)
-                ask(beyond, site.device, consumer, after=number - 1)
-                assert sequences(beyond) == []
-                send(site, site.device, number)
-                assert sequences(reader) == [number]
-            while not looks.empty():
-                looks.get()
+    settings = Settings(max_waiting_reads=1)
+    with running_site(access, settings) as site, site.client() as reader, site.client() as beyond:
+        for device in (site.device, enrol(access, "second")):
+            ask(reader, device, consumer)
+            while device.stream not in looks.get(timeout=DEADLINE_S):
+                pass
+            ask(beyond, device, consumer)
+            assert sequences(beyond) == []
+            send(site, device, 1)
+            assert sequences(reader) == [1]
 
 
 def test_a_stop_ends_waits_at_once(access: Access, consumer: str, looks: Looks) -> None:
@@ -222,4 +224,4 @@ def test_a_hint_holds_what_a_notice_can() -> None:
     """Positions come back as they were; of too many, which do not fit, nothing stands in it."""
     few = {1: 5, 7_000_000_000: 9_007_199_254_740_991}
     assert hints.read_hint(hints.write_hint(few)) == few
-    assert hints.read_hint(hints.write_hint({number: 1 << 50 for number in range(1000)})) == {}
+    assert hints.read_hint(hints.write_hint(dict.fromkeys(range(1000), 1 << 50))) == {}
