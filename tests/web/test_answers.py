@@ -30,7 +30,7 @@ def test_every_outcome_has_a_status() -> None:
 def test_when_to_come_again_is_a_whole_second(retry_after_s: float, field: bytes) -> None:
     """Rounded up and never nought, so that who comes then is not refused again for coming too early."""
     quota = Quota(granted=False, limit=10_000, remaining=0, retry_after_s=retry_after_s, window_s=5.0)
-    answer = answers.of_refused(RateLimited(Reason.SYNC_RATE_LIMITED, quota), CORRELATION_ID)
+    answer = answers.of_refused(RateLimited(Reason.SYNC_RATE_LIMITED, quota, CORRELATION_ID), CORRELATION_ID)
     headers = dict(answer.headers)
     assert headers[b"retry-after"] == field
     assert headers[b"ratelimit-policy"] == b'"sync";q=10000;w=5'

@@ -43,7 +43,9 @@ def test_idle_connections_are_closed_and_a_retry_heals(access: Access) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"POST /v1/envelopes HTTP/1.1\r\nHo", None], ids=["head", "body"])
-def test_a_slow_sender_is_cut(access: Access, monkeypatch: pytest.MonkeyPatch, sent: bytes | None) -> None:
+def test_a_slow_sender_is_cut(
+    access: Access, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sent: bytes | None
+) -> None:
     """In the middle of a body at the end of the grace, long before its own deadline; nothing of it is kept."""
     monkeypatch.setattr(server, "GRACE_S", HOLD_S)
     device = enrol(access)
@@ -55,6 +57,7 @@ def test_a_slow_sender_is_cut(access: Access, monkeypatch: pytest.MonkeyPatch, s
     with client:
         assert client.is_closed()
     assert stored(access, device).audits == []
+    assert caplog.records == []
 
 
 def test_the_last_groups_are_committed(access: Access) -> None:
