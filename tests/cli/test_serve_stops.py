@@ -8,16 +8,16 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import psycopg
 import pytest
 from running import DEADLINE_S, Lines, children_of, cpu_s, is_open, lives, on, started, until
 
 from fleet import Device, as_owner, enrol, stored
+from own_server import own_server
 from postseal.postgres.access import Access
+from postseal.web import process
 from sender import ENVELOPE, require_each_once, sending
 
 ALONE_AND_FAMILY = pytest.mark.parametrize("processes", [1, 2])
@@ -33,12 +33,12 @@ def serving(access: Access, processes: int) -> Iterator[tuple[subprocess.Popen[s
 
 
 class InFlight(threading.Thread):
-    """An envelope whose stream is locked; `status` stays None where the connection ends without an answer."""
+    """An envelope on its way; `status` stays None where the connection ends without an answer."""
 
-    def __init__(self, device: Device, port: int, locker: psycopg.Connection[Any]) -> None:
+    def __init__(self, device: Device, port: int, release: Callable[[], object] = lambda: None) -> None:
         super().__init__()
         self.status: int | None = None
-        self._device, self._port, self._locker = device, port, locker
+        self._device, self._port, self._release = device, port, release
 
     def run(self) -> None:
         """Send it, and wait for the answer."""
@@ -53,8 +53,8 @@ class InFlight(threading.Thread):
             client.close()
 
     def release(self) -> int | None:
-        """Let the stream go, and return what was answered."""
-        self._locker.execute("COMMIT")
+        """Let go of what holds it up, and return what was answered."""
+        self._release()
         self.join()
         return self.status
 
@@ -65,7 +65,7 @@ def in_flight(access: Access, device: Device, port: int) -> Iterator[InFlight]:
     with as_owner(access) as locker:
         locker.execute("BEGIN")
         locker.execute("SELECT 1 FROM streams FOR UPDATE")
-        envelope = InFlight(device, port, locker)
+        envelope = InFlight(device, port, lambda: locker.execute("COMMIT"))
         envelope.start()
         try:
             until(lambda: waits_for_lock(access))
@@ -206,3 +206,24 @@ def test_a_killed_child_is_replaced_under_load(access: Access) -> None:
         service.send_signal(signal.SIGTERM)
         assert service.wait(DEADLINE_S) == 0
     require_each_once(access, senders)
+
+
+@pytest.mark.soak
+def test_a_database_that_answers_nothing_does_not_hold_up_the_end() -> None:
+    """The end is cut if it must be; it does not take longer than it says."""
+    with own_server() as server:
+        device = enrol(server.access)
+        with serving(server.access, 1) as (service, port, _, err):
+            with server.frozen():
+                envelope = InFlight(device, port)
+                envelope.start()
+                time.sleep(WATCHED_S)
+                begun_s = time.monotonic()
+                service.send_signal(signal.SIGTERM)
+                code = service.wait(process.END_S + DEADLINE_S)
+                took_s = time.monotonic() - begun_s
+                envelope.join()
+            print(f"exit code {code} after {took_s:.1f} s")
+            assert took_s < process.END_S + 2
+            assert code in (0, process.ENDED_AT_ONCE)
+            assert "Traceback" not in "".join(err.rest())

@@ -87,7 +87,7 @@ CALLS = [
     ("POST", "/devices/device-01/retire"),
     ("GET", "/credentials"),
     ("POST", "/credentials"),
-    ("POST", f"/credentials/{uuid4()}/revoke"),
+    ("POST", "/credentials/00000000-0000-4000-8000-000000000000/revoke"),
     ("GET", "/keys"),
     ("POST", "/keys/" + "A" * 43 + "/retire"),
     ("POST", "/keys/" + "A" * 43 + "/revoke"),

@@ -27,8 +27,8 @@ from postseal.web import server
 
 ENDED_AT_ONCE = 128 + signal.SIGTERM
 END_S = 30.0
-"""How long an end may take, whatever hangs. It takes longer than requests (server.GRACE_S) and a database that does not
-answer can take together; nothing that was acknowledged needs it."""
+"""How long an end may take, whatever hangs: longer than what is in flight (server.GRACE_S) and an exchange with a
+database that does not answer take together. Nothing that was acknowledged needs what is cut."""
 
 
 def run(
