@@ -24,8 +24,6 @@ from postseal.metrics import Metrics, Pool
 from postseal.postgres.access import Access
 from postseal.postgres.database import POOL_SIZE, READ_POOL_SIZE, Connection, Database, Part, connect
 from postseal.sampler import Sampler, sampling
-from postseal.settings import SECONDS_A_DAY as SECONDS_A_DAY  # noqa: PLC0414 - web/surface.py takes them from here
-from postseal.settings import SECONDS_A_MINUTE as SECONDS_A_MINUTE  # noqa: PLC0414 - likewise
 from postseal.settings import Settings
 from postseal.waiting import Waiting
 

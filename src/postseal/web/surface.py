@@ -3,7 +3,7 @@
 import time
 
 from postseal.readiness import Readiness
-from postseal.service import SECONDS_A_DAY, SECONDS_A_MINUTE, Service
+from postseal.service import Service
 from postseal.web import admin
 from postseal.web.admin.office import Office
 from postseal.web.body import HeldBytes
@@ -23,7 +23,7 @@ def all_calls(service: Service, *, proxies: TrustedProxies, refusals: Refusals) 
     settings, door = service.settings, service.door
     held_for_strangers = HeldBytes(settings.max_pending_body_bytes)
     held_for_known = HeldBytes(settings.max_pending_body_bytes)
-    credential_lifetime_s = settings.credential_days * SECONDS_A_DAY
+    credential_lifetime_s = settings.credential_lifetime_s
     reception = Reception(door, proxies, held_for_known)
     enrolments = EnrolmentCalls(
         database=service.admin,
@@ -42,7 +42,7 @@ def all_calls(service: Service, *, proxies: TrustedProxies, refusals: Refusals) 
         refusals=refusals,
     )
     streams = StreamCalls(service.reads, service.waiting, door=door, proxies=proxies, clock=time.monotonic)
-    office = Office(reception, service.admin, settings.invitation_minutes * SECONDS_A_MINUTE, credential_lifetime_s)
+    office = Office(reception, service.admin, settings.invitation_lifetime_s, credential_lifetime_s)
     health = HealthCalls(Readiness(service.ingest, service.committer, service.accepting, time.monotonic))
     published = PublishedCalls(service.kinds)
     calls = [
