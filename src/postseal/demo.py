@@ -96,28 +96,44 @@ class Step:
     verified: bool
 
 
-def run(settings: Settings, *, once: bool) -> None:
-    """Start everything, show it, and stay up until interrupted; with `once`, end when it has been shown."""
+def run(settings: Settings, *, once: bool, as_json: bool = False) -> None:
+    """Start everything, show it, and stay up until interrupted; with `once`, end when it has been shown.
+
+    `as_json` prints one document of what was sent and answered in place of the story.
+    """
     logs.configure("warning")
     with open_access(settings, log=structlog.get_logger()) as access:
         access.check()
-        uvloop.run(_demo(settings, running_service(settings, access), once=once))
+        uvloop.run(_demo(settings, running_service(settings, access), once=once, as_json=as_json))
 
 
-async def _demo(settings: Settings, entering: Any, *, once: bool) -> None:
+async def _demo(settings: Settings, entering: Any, *, once: bool, as_json: bool) -> None:
+    say = _nothing if as_json else print
     async with entering as service, listening(service, _bind(settings)) as address:
-        print(WELCOME)
+        say(WELCOME)
         device, neighbour, reader = await _cast(service, address)
-        print(f"tenant {TENANT}, project {PROJECT}, device {device.name} (enrolled over HTTP)\n")
+        say(f"tenant {TENANT}, project {PROJECT}, device {device.name} (enrolled over HTTP)\n")
+        answers: list[dict[str, Any]] = []
         for step in _story(device, neighbour):
             answer = await asyncio.to_thread(_send, address, step)
-            print(_line(step, answer))
+            say(_line(step, answer))
             _require(answer.get("outcome", answer.get("reason")), step.expected)
-        await asyncio.to_thread(_read_back, address, device, reader)
-        print(_by_hand(settings, address))
+            answers.append({"sent": step.what, "signatureVerified": step.verified, "answer": answer})
+        say("\nread back by a consumer, and checked with the device's published key:")
+        read = await asyncio.to_thread(_read_back, address, device, reader)
+        for item in read:
+            say(f"  sequence {item['sequence']}  {item['eventIdentity'][:16]}…  verified")
+        say(_by_hand(settings, address, device, once=once))
+        if as_json:
+            document = {"url": address, "tenant": TENANT, "device": device.name, "steps": answers, "readBack": read}
+            print(json.dumps(document), flush=True)
         if not once:
-            print("\nStays up until Ctrl-C.")
+            say("\nStays up until Ctrl-C.")
             await asyncio.Event().wait()
+
+
+def _nothing(_text: str) -> None:
+    """Say nothing."""
 
 
 def _bind(settings: Settings) -> Any:
@@ -214,36 +230,34 @@ def _line(step: Step, answer: dict[str, Any]) -> str:
     return f"  {step.what:<37} signature {signature:<9} -> {words}"
 
 
-def _read_back(address: str, device: Device, credential: str) -> None:
+def _read_back(address: str, device: Device, credential: str) -> list[dict[str, Any]]:
     """Read what was retained, as a consumer, and verify each envelope with the producer's published key."""
     project = f"/v1/projects/{PROJECT}"
     keys = _call(address, "GET", f"{project}/producers/{device.name}/keys", None, None, credential)["items"]
     by_keyid = {key["keyid"]: _from_base64url(key["publicKey"]) for key in keys}
     page = _call(address, "GET", f"{project}/streams/{device.name}/envelopes?after=0", None, None, credential)
-    print("\nread back by a consumer, and checked with the device's published key:")
     for item in page["items"]:
         envelope = dsse.unwrap(canonical.encode(item["envelope"]))
-        holds = ed25519.verify(by_keyid[envelope.keyid], envelope.signed_bytes, envelope.signature)
-        print(
-            f"  sequence {item['sequence']}  {item['eventIdentity'][:16]}…  {'verified' if holds else 'NOT VERIFIED'}"
-        )
-        if not holds:
+        if not ed25519.verify(by_keyid[envelope.keyid], envelope.signed_bytes, envelope.signature):
             raise PostsealError(f"the signature of sequence {item['sequence']} does not hold")
     _require([item["sequence"] for item in page["items"]], [1, 2, 3])
+    return [{"sequence": item["sequence"], "eventIdentity": item["eventIdentity"]} for item in page["items"]]
 
 
-def _by_hand(settings: Settings, address: str) -> str:
+def _by_hand(settings: Settings, address: str, device: Device, *, once: bool) -> str:
     program = sys.argv[0]
     if Path(program).is_relative_to(Path.cwd()):
         program = str(Path(program).relative_to(Path.cwd()))
     where = f" --data-dir {settings.data_dir}" if settings.data_dir else ""
+    when = f"after `{program} serve{where}`" if once else "in a second terminal while this one stays up"
+    mine = device.name.replace("sensor", "my-device")
     return f"""
 {address}
 
-The same by hand, in a second terminal while this one stays up:
+The same by hand, {when}:
 
-  {program} device enroll {TENANT} my-device --project {PROJECT} --generate --key-out my-device.pem{where}
-  {program} envelope seal --key my-device.pem {TENANT} {PROJECT} my-device 1 | curl -sS {address}/v1/envelopes \\
+  {program} device enroll {TENANT} {mine} --project {PROJECT} --generate --key-out {mine}.pem{where}
+  {program} envelope seal --key {mine}.pem {TENANT} {PROJECT} {mine} 1 | curl -sS {address}/v1/envelopes \\
     -H 'Authorization: Bearer <the credential>' -H 'Content-Type: {dsse.ENVELOPE_MEDIA_TYPE}' --data-binary @-
   {program} inbox tail {TENANT} {PROJECT}{where}"""
 

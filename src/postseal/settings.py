@@ -4,6 +4,7 @@ Every member is a key of the TOML file and, in capitals behind `POSTSEAL_`, a va
 read at import.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,9 @@ TEST_PREFIX = "TEST_"
 
 MAX_PORT = 65_535
 SECONDS_A_MINUTE, SECONDS_A_DAY = 60, 86_400
+
+
+_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -154,6 +158,8 @@ def load_settings(
     try:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
+        if unknown := _UNKNOWN.search(str(error)):
+            raise StartupError(f"there is no setting {unknown[1]!r}: mend its name, or take it out") from None
         place = str(error).rpartition(" - at `$.")[2].rstrip("`")
         raise StartupError(f"setting {place or '?'} is not valid: {_rule_only(error)}") from None
 

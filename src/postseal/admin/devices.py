@@ -58,7 +58,7 @@ async def invite(
             raise AdminError(
                 Reason.CONFLICT,
                 f"device {device!r} exists or existed already, and ids are never used again: choose another, "
-                "or have a further key added to it",
+                "or add a further key to it (--add-key, addsKey over HTTP)",
             )
     code = new_code()
     hash_of_code = code_hash(code)

@@ -52,13 +52,23 @@ def program(arguments: Sequence[str]) -> Typer:
     app.callback()(_program_options)
     for name, text in VERBS.items():
         if name == named:
-            app.add_typer(import_module(f"postseal.cli.{name}").app)
+            app.add_typer(_commands(name))
         else:
             app.command(name, help=text)(_only_listed)
     for name, text in NOUNS.items():
-        commands = import_module(f"postseal.cli.{name}").app if name == named else Typer()
+        commands = _commands(name) if name == named else Typer()
         app.add_typer(commands, name=name, help=text, no_args_is_help=True)
     return app
+
+
+def _commands(name: str) -> Typer:
+    try:
+        return import_module(f"postseal.cli.{name}").app
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("postseal"):
+            raise
+        print(f"postseal: {name} needs the server's half: pip install 'postseal[server]'", file=sys.stderr)
+        sys.exit(1)
 
 
 def _only_listed() -> None:

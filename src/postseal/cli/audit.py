@@ -6,8 +6,10 @@ from typing import Annotated, Any
 from typer import BadParameter, Option, Typer
 
 from postseal.admin import audit
-from postseal.cli.command import Session, TenantName, command
+from postseal.cli.arguments import TenantName
+from postseal.cli.command import Session, command
 from postseal.cli.output import print_json, print_table, record
+from postseal.outcomes import Outcome, Reason
 from postseal.postgres.audit import MAX_PAGE_ROWS, AuditFilter
 
 DEFAULT_ROWS = 100
@@ -15,6 +17,23 @@ DEFAULT_ROWS = 100
 COLUMNS = ("id", "atMs", "account", "device", "project", "action", "outcome", "reason", "occurrences", "about")
 
 app = Typer()
+
+
+OUTCOMES = (*Outcome, "refused", "done")
+
+
+def parse_outcome(text: str) -> str:
+    """One of the outcomes that the trail knows."""
+    if text not in OUTCOMES:
+        raise BadParameter(f"there are these outcomes: {', '.join(OUTCOMES)}")
+    return text
+
+
+def parse_reason(text: str) -> str:
+    """One of the stable reasons."""
+    if text not in set(Reason):
+        raise BadParameter(f"there are these reasons: {', '.join(Reason)}")
+    return text
 
 
 def parse_time(text: str) -> datetime:
@@ -32,8 +51,13 @@ def list_page(
     tenant: TenantName,
     *,
     project: Annotated[str | None, Option(metavar="PROJECT", help="Only of this project.")] = None,
-    outcome: Annotated[str | None, Option(metavar="WORD", help="Only with this outcome.")] = None,
-    reason: Annotated[str | None, Option(metavar="WORD", help="Only with this reason.")] = None,
+    outcome: Annotated[
+        str | None, Option(metavar="WORD", parser=parse_outcome, help=f"Only with this outcome: {', '.join(OUTCOMES)}.")
+    ] = None,
+    reason: Annotated[
+        str | None,
+        Option(metavar="WORD", parser=parse_reason, help="Only with this reason, a word of docs/reasons.md."),
+    ] = None,
     since: Annotated[
         datetime | None, Option(metavar="TIME", parser=parse_time, help="Only from this time on (ISO 8601).")
     ] = None,

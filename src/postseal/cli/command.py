@@ -6,35 +6,25 @@ def list_tenants(session: Session) -> None:
 """
 
 import asyncio
-import errno
 import os
 import pwd
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from inspect import Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, TypeVar
 
-import psycopg
 import structlog
-from typer import Argument, Exit, Option, Typer, echo
+from typer import Option, Typer
 
 from postseal import logs
 from postseal.admin.actor import Actor
-from postseal.errors import PostsealError, Unavailable
+from postseal.cli.failures import one_line_errors
 from postseal.postgres.access import open_access
 from postseal.postgres.database import Connection, Database, Part
 from postseal.settings import Settings, load_settings
 
 T = TypeVar("T")
-
-TenantName = Annotated[str, Argument(metavar="TENANT", help="The tenant.", show_default=False)]
-ProjectName = Annotated[str, Argument(metavar="PROJECT", help="The project.", show_default=False)]
-DeviceName = Annotated[str, Argument(metavar="DEVICE", help="The device.", show_default=False)]
-ProjectNames = Annotated[
-    list[str], Option("--project", metavar="PROJECT", help="A project; may be given again.", show_default=False)
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +77,13 @@ def open_session(
     return Session(load_settings(os.environ, config, overrides), as_json)
 
 
-def command(app: Typer, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def command(
+    app: Typer, name: str, *, takes_keyid: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add a function to `app` as the command `name`.
 
-    Its first parameter is the Session; Typer reads its options and arguments from the others.
+    Its first parameter is the Session; Typer reads its options and arguments from the others. One key id in 64 begins
+    with a hyphen: where one is taken, what is no option of the command is an argument.
     """
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
@@ -105,30 +98,7 @@ def command(app: Typer, name: str) -> Callable[[Callable[..., None]], Callable[.
 
         run.__doc__ = function.__doc__
         run.__signature__ = Signature([*own, *common.values()])  # pyright: ignore[reportFunctionMemberAccess] - inspect.signature reads it
-        app.command(name)(run)
+        app.command(name, context_settings={"ignore_unknown_options": takes_keyid})(run)
         return function
 
     return add
-
-
-@contextmanager
-def one_line_errors() -> Generator[None]:
-    """Turn every failure that is not a bug of ours into one line on stderr and exit code 1."""
-    try:
-        yield
-    except Unavailable as error:
-        _fail(f"{error}; nothing is known to be done: look, and try again")
-    except PostsealError as error:
-        _fail(str(error))
-    except psycopg.Error as error:
-        # The primary message alone: the others quote rows and parameters.
-        _fail(f"the database refused: {error.diag.message_primary or type(error).__name__}")
-    except OSError as error:
-        if error.errno == errno.EPIPE:
-            raise
-        _fail(f"{error.filename or 'input or output'}: {error.strerror or type(error).__name__}")
-
-
-def _fail(line: str) -> NoReturn:
-    echo(f"postseal: {' '.join(line.split())}", err=True)
-    raise Exit(1) from None

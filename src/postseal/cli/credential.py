@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 from typer import Argument, Option, Typer, echo
 
 from postseal.admin import credentials
-from postseal.cli.command import ProjectNames, Session, TenantName, command
+from postseal.cli.arguments import ProjectNames, TenantName
+from postseal.cli.command import Session, command
 from postseal.cli.output import print_json, print_record, print_table, record
 from postseal.identity.verified import Role
 

@@ -23,4 +23,6 @@ def demo(
 ) -> None:
     """Start everything and send real signed envelopes."""
     settings = session.settings
-    postseal_demo.run(settings if port is None else msgspec.structs.replace(settings, port=port), once=once)
+    postseal_demo.run(
+        settings if port is None else msgspec.structs.replace(settings, port=port), once=once, as_json=session.as_json
+    )

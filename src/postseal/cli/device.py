@@ -10,7 +10,8 @@ from typer import BadParameter, Option, Typer, echo
 
 from postseal.admin import devices
 from postseal.admin.devices import Invitation
-from postseal.cli.command import DeviceName, ProjectNames, Session, TenantName, command
+from postseal.cli.arguments import DeviceName, ProjectNames, TenantName
+from postseal.cli.command import Session, command
 from postseal.cli.output import print_json, print_record, print_table, record
 from postseal.enrolment import Enrolled, enrol
 from postseal.envelope import ed25519

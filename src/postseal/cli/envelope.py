@@ -1,4 +1,4 @@
-"""`postseal envelope`: seal one by hand, and open one to look at it. Needs no database."""
+"""`postseal envelope`: seal one by hand, and open one to look at it. Needs nothing of the server's half."""
 
 import json
 import secrets
@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 from typer import Argument, Option, Typer, echo
 
-from postseal.cli.command import DeviceName, ProjectName, Session, TenantName, command
+from postseal.cli.arguments import DeviceName, ProjectName, TenantName
+from postseal.cli.failures import one_line_errors
 from postseal.cli.output import print_json, print_record
 from postseal.envelope import canonical, dsse, ed25519, v1
 from postseal.errors import AdminError
@@ -19,9 +20,9 @@ from postseal.outcomes import Reason
 app = Typer()
 
 
-@command(app, "seal")
+@app.command()
+@one_line_errors()
 def seal(
-    session: Session,
     tenant: TenantName,
     project: ProjectName,
     device: DeviceName,
@@ -33,7 +34,6 @@ def seal(
     idempotency_key: Annotated[str | None, Option(metavar="KEY", help="By default a new one.")] = None,
 ) -> None:
     """Sign an event and print its envelope, ready to be posted."""
-    _ = session
     seed = _seed(key)
     payload = {
         "protocol": "controlplane/v1",
@@ -52,10 +52,12 @@ def seal(
     echo(dsse.wrap(envelope.payload, envelope.keyid, envelope.signature))
 
 
-@command(app, "open")
+@app.command("open")
+@one_line_errors()
 def open_envelope(
-    session: Session,
     file: Annotated[Path | None, Argument(metavar="[FILE]", help="By default standard input.")] = None,
+    *,
+    as_json: Annotated[bool, Option("--json", help="Print JSON on stdout, for programs.")] = False,
 ) -> None:
     """Show what an envelope says. Its signature is not checked: that needs the sender's key."""
     body = (sys.stdin.buffer.read() if file is None else file.read_bytes()).rstrip(b"\n")
@@ -65,7 +67,7 @@ def open_envelope(
         "keyid": envelope.keyid,
         "payload": v1.read_claims(envelope.payload).members,
     }
-    if session.as_json:
+    if as_json:
         print_json(shown)
     else:
         print_record(shown)

@@ -14,7 +14,8 @@ import msgspec
 from typer import BadParameter, Option, Typer, echo
 
 from postseal.admin.names import require_projects
-from postseal.cli.command import ProjectName, Session, TenantName, command
+from postseal.cli.arguments import ProjectName, TenantName
+from postseal.cli.command import Session, command
 from postseal.cli.output import print_json, text
 from postseal.errors import Unavailable
 from postseal.identity.verified import Role, VerifiedIdentity
@@ -77,6 +78,7 @@ class _Printer:
     producer: str | None
     after: int
     positions: dict[str, int] = field(default_factory=dict[str, int])
+    told_of: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
     async def catch_up(self) -> None:
         """Print what is new. Raises Unavailable."""
@@ -86,6 +88,16 @@ class _Printer:
                 for item in page.items:
                     _print(self.session, stream.producer, item)
                 self.positions[stream.producer] = page.next_after
+            self._tell_of_hole(stream)
+
+    def _tell_of_hole(self, stream: StreamRow) -> None:
+        """Say once what a stream waits for: what came behind a hole is retained and not shown yet."""
+        holes = stream.cursor.holes()
+        if holes and self.told_of.get(stream.producer) != holes[0]:
+            self.told_of[stream.producer] = holes[0]
+            first, last = holes[0]
+            missing = f"sequence {first}" if first == last else f"sequences {first}-{last}"
+            echo(f"postseal: {stream.producer} is retained up to {stream.cursor.highest}, {missing} missing", err=True)
 
 
 async def _follow(database: Database, printer: _Printer) -> None:

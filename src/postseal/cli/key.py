@@ -5,7 +5,8 @@ from typing import Annotated
 from typer import Argument, Option, Typer, echo
 
 from postseal.admin import keys
-from postseal.cli.command import Session, TenantName, command
+from postseal.cli.arguments import TenantName
+from postseal.cli.command import Session, command
 from postseal.cli.output import age, print_json, print_table, record
 
 KeyId = Annotated[str, Argument(metavar="KEYID", help="The key's id.", show_default=False)]
@@ -29,14 +30,14 @@ def list_all(
         print_table(rows, ("keyid", "device", "state", "age", "registeredAtMs", "changedAtMs"))
 
 
-@command(app, "retire")
+@command(app, "retire", takes_keyid=True)
 def retire(session: Session, tenant: TenantName, keyid: KeyId) -> None:
     """Let a key bring nothing new; what it signed still verifies."""
     session.transact(lambda connection: keys.retire(connection, session.actor, tenant, keyid))
     _tell(session, tenant, keyid, keys.VERIFY_ONLY)
 
 
-@command(app, "revoke")
+@command(app, "revoke", takes_keyid=True)
 def revoke(session: Session, tenant: TenantName, keyid: KeyId) -> None:
     """Revoke a key that may be in wrong hands: from now on it brings nothing new."""
     session.transact(lambda connection: keys.revoke(connection, session.actor, tenant, keyid))

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 from typer import Argument, Option, Typer
 
 from postseal.admin import streams
-from postseal.cli.command import ProjectName, Session, TenantName, command
+from postseal.cli.arguments import ProjectName, TenantName
+from postseal.cli.command import Session, command
 from postseal.cli.output import print_json, print_record, print_table
 from postseal.postgres.streams import Stream
 

@@ -3,7 +3,8 @@
 from typer import Typer, echo
 
 from postseal.admin import tenants
-from postseal.cli.command import Session, TenantName, command
+from postseal.cli.arguments import TenantName
+from postseal.cli.command import Session, command
 from postseal.cli.output import print_json, print_table, record
 
 app = Typer()
