@@ -1,6 +1,7 @@
 """Each command, run for real on a database: what it does, and what it prints for people and for programs."""
 
 import asyncio
+import json
 import os
 import pwd
 import stat
@@ -303,7 +304,9 @@ def test_the_inbox(on_database: Cli, access: Access) -> None:
         owner.execute("DELETE FROM payloads WHERE stream = %s AND sequence = 1", [device.stream])
     on_database("stream", "raise-floor", "acme", "apollo", "d1", 4, "--reason", "lost")
 
-    first, second, closed, fifth, others = on_database("inbox", "tail", "acme", "apollo", "--json").lines
+    ran = on_database("inbox", "tail", "acme", "apollo", "--json")
+    assert (ran.code, ran.err) == (0, "postseal: d1 is retained up to 7, sequence 6 missing\n")
+    first, second, closed, fifth, others = [json.loads(line) for line in ran.out.splitlines()]
     assert first == {
         "producer": "d1",
         "sequence": 1,
@@ -315,7 +318,7 @@ def test_the_inbox(on_database: Cli, access: Access) -> None:
     assert closed == {"producer": "d1", "from": 3, "to": 4, "closed": True}
     assert (fifth["producer"], fifth["sequence"]) == ("d1", 5)
     assert (others["producer"], others["sequence"]) == ("d2", 1)
-    only = on_database("inbox", "tail", "acme", "apollo", "--producer", "d1", "--after", 4).text
+    only = on_database("inbox", "tail", "acme", "apollo", "--producer", "d1", "--after", 4).out
     assert only.split()[:2] == ["d1", "5"]
     assert only.split()[-1] == "heartbeat"
     assert only.count("\n") == 1

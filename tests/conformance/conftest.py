@@ -9,6 +9,7 @@ from program import Program
 from world import World, populated
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep this folder's tests on one worker: they share one service, and the last compares its whole trail."""
     for item in items:

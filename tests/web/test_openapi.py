@@ -293,11 +293,17 @@ def answered(world: World, operation: APIOperation, there: dict[str, str], seed:
     return statuses
 
 
+# schemathesis draws from `random` in its strategies, which hypothesis reseeds and warns of.
+random_module = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
+
+
+@random_module
 def test_random_requests(world: World, seed: int) -> None:
     """No answer is a fault of ours, or has a status, type, header or document that is not described."""
     check_random_requests(world, seed, EXAMPLES)
 
 
+@random_module
 @pytest.mark.soak
 def test_many_random_requests(world: World, seed: int) -> None:
     """The same, many times as many."""
