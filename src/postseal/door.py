@@ -1,7 +1,8 @@
 """Checks 0 and 1: who is calling, asked before any work is done for them (protocol section 4).
 
-0. the identity limit, keyed by the network peer; only a credential that is not remembered is charged, and one that
-   turns out to be valid gets its permit back, so that a fleet behind one address does not starve
+0. the identity limit, keyed by the network peer; only a credential that was not valid here within the last day is
+   charged, and one that turns out to be valid gets its permit back: neither a fleet nor one bad host behind an address
+   keeps the others behind it from being heard
 1. the credential becomes a VerifiedIdentity
 """
 
@@ -18,6 +19,9 @@ from postseal.remembered import Lookups, Remembered
 REMEMBERED_CREDENTIALS = 20_000
 REMEMBERED_FOR_S = 5.0
 """A revoked credential is refused after these seconds at the latest."""
+ONCE_VALID_CREDENTIALS = 100_000
+ONCE_VALID_FOR_S = 86_400.0
+"""How long a credential that was valid is verified again without a charge."""
 
 
 class RateLimited(Refused):
@@ -38,6 +42,9 @@ class Door:
         self._verified: Remembered[bytes, VerifiedIdentity] = Remembered(
             entries=REMEMBERED_CREDENTIALS, ttl_s=REMEMBERED_FOR_S, clock=clock
         )
+        self._once_valid: Remembered[bytes, str] = Remembered(
+            entries=ONCE_VALID_CREDENTIALS, ttl_s=ONCE_VALID_FOR_S, clock=clock
+        )
 
     @property
     def limiter(self) -> RateLimiter:
@@ -57,9 +64,10 @@ class Door:
             raise RateLimited(Reason.PEER_RATE_LIMITED, quota, new_correlation_id())
         return key
 
-    def give_back(self, key: str) -> None:
-        """Return what `charge` took, for work that turned out to be welcome."""
-        self._peers.give_back(key)
+    def give_back(self, charged: str | None) -> None:
+        """Return what `charge` took, if anything, for work that turned out to be welcome."""
+        if charged is not None:
+            self._peers.give_back(charged)
 
     def recall(self, credential: str | None) -> VerifiedIdentity | None:
         """The identity of a credential that was verified within the last seconds; costs no more than a look-up."""
@@ -74,16 +82,18 @@ class Door:
         identity = self._verified.recall(digest)
         if identity is not None:
             return identity
-        key = self.charge(peer)
+        charged = None if self._once_valid.peek(digest) else self.charge(peer)
         try:
             identity = await self._verifier.verify(credential) if credential else None
         except BaseException:
             # The caller is not to blame: an outage shall not end in 429 for a whole fleet behind one address.
-            self.give_back(key)
+            self.give_back(charged)
             raise
         if identity is None:
+            self._once_valid.forget(digest)
             raise Refused(Reason.UNAUTHENTICATED, "the credential is missing, unknown, expired or revoked")
-        self.give_back(key)
+        self.give_back(charged)
+        self._once_valid.remember(digest, identity.tenant)
         self._verified.remember(digest, identity)
         return identity
 

@@ -93,6 +93,9 @@ async def _first_use(connection: Connection, invitation: Invitation, request: _R
     tenant, device = invitation.tenant, invitation.device
     if invitation.adds_key:
         await _lock_open_device(connection, invitation)
+        now = await streams.projects_of_device(connection, tenant, device)
+        if not set(now) <= set(invitation.reach):
+            _refuse()  # the device has come to write where nobody answered for this key
     elif not await devices.insert_if_new(connection, tenant=tenant, device=device, account=invitation.account):
         _refuse()
     is_new = await keys.insert_if_new(

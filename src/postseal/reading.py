@@ -28,7 +28,7 @@ from postseal.postgres.reading import (
 T = TypeVar("T")
 
 MAX_PAGE_ITEMS = 1000
-PAGE_PAYLOAD_BYTES = 1024 * 1024
+PAGE_PAYLOAD_BYTES = 256 * 1024
 """A page ends after the envelope with which its payloads reach this."""
 
 

@@ -47,6 +47,10 @@ class Remembered(Generic[K, V]):
             return None
         return value
 
+    def forget(self, key: K) -> None:
+        """Keep nothing for `key`."""
+        self._values.pop(key, None)
+
     def remember(self, key: K, value: V) -> None:
         """Keep `value` from now on."""
         self._values.pop(key, None)

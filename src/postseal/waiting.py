@@ -8,6 +8,7 @@ statement, however many readers wait for each.
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from postseal.postgres.reading import read_contiguous
 POLL_S = 1.0
 """How long a waiting reader may miss what arrived when no hint comes; a random part of the latter half is left out, so
 that many processes do not ask at once."""
+TENANT_SHARES = 2
+"""No tenant has more than one part in so many of all places."""
 GAP_S = 0.05
 """What is asked for within it is asked for together."""
 
@@ -49,12 +52,16 @@ class Place:
 
 
 class Waiting:
-    """All places of one process, at most `most`. Enter it to have them looked after."""
+    """All places of one process, at most `most`, and at most half of them one tenant's.
+
+    Enter it to have them looked after.
+    """
 
     def __init__(self, database: Database, *, most: int) -> None:
         self._database = database
         self._most = most
-        self._taken = 0
+        self._most_a_tenant = max(1, most // TENANT_SHARES)
+        self._taken: Counter[str] = Counter()
         self.places: dict[int, set[Place]] = {}
         """By the number of their stream."""
         self.begun = asyncio.Event()
@@ -77,19 +84,20 @@ class Waiting:
     @contextmanager
     def place(self, stream: StreamKey, after: int) -> Generator[Place | None]:
         """A place until the block ends; None if there is none left, or waiting has ended."""
-        if self.ended or self._taken >= self._most:
+        taken = self._taken[stream.tenant]
+        if self.ended or taken >= self._most_a_tenant or self._taken.total() >= self._most:
             yield None
             return
         place = Place(stream, after)
         places = self.places.setdefault(stream.stream, set())
         places.add(place)
-        self._taken += 1
+        self._taken[stream.tenant] += 1
         self.begun.set()
         self._ask({stream.stream})  # for what came since the reader looked
         try:
             yield place
         finally:
-            self._taken -= 1
+            self._taken[stream.tenant] -= 1
             places.remove(place)
             if not places:
                 del self.places[stream.stream]

@@ -334,3 +334,16 @@ async def test_whatever_is_wrong_is_refused_alike(
     assert refused.value.detail == "the code, the key or the proof is not accepted; ask for a new code"
     assert refused.value.__cause__ is None
     assert counts(access) == before[-1]
+
+
+async def test_a_code_reaches_no_further_than_when_it_was_made(applicant: Applicant, access: Access) -> None:
+    """Whoever made a code did not answer for a project that the device got since: no further key comes by it."""
+    await applicant.send(await invited(applicant))
+    kept = await invited(applicant, adds_key=True)
+    await applicant.send(await invited(applicant, "gemini", adds_key=True))
+    further = Applicant(applicant.database, ed25519.generate())
+    with pytest.raises(Refused) as refused:
+        await further.send(kept)
+    assert refused.value.reason is Reason.ENROLMENT_REFUSED
+    assert counts(access)["keys"] == 1
+    assert (await further.send(await invited(applicant, adds_key=True))).projects == ["apollo"]

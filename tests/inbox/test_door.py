@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from postseal.door import Door
+from postseal.door import REMEMBERED_FOR_S, Door
 from postseal.errors import Refused, Unavailable
-from postseal.identity.verified import VerifiedIdentity
+from postseal.identity.verified import Role, VerifiedIdentity
 from postseal.limits import Rate
 from postseal.outcomes import Reason
 from postseal.postgres.access import Access
@@ -68,3 +68,39 @@ def test_a_service_without_room_is_not_ready(access: Access):
     asyncio.run(ask(accepting=True))
     with pytest.raises(Unavailable, match="almost full"):
         asyncio.run(ask(accepting=False))
+
+
+class Once:
+    """A verifier that knows one credential until it is revoked."""
+
+    revoked = False
+
+    async def verify(self, credential: str) -> VerifiedIdentity | None:
+        """Know `good`."""
+        if self.revoked or credential != "good":
+            return None
+        return VerifiedIdentity("acme", "ops", "d1", Role.DEVICE, "id", frozenset({"apollo"}))
+
+
+def test_a_flood_behind_an_address_keeps_no_known_device_out():
+    """A credential that was valid here is verified again without a permit; once revoked it is charged as any other."""
+    now_s, verifier = [0.0], Once()
+    door = Door(verifier, Rate(per_s=0.001, burst=3), lambda: now_s[0])
+
+    async def story() -> None:
+        await door.identify("192.0.2.1", "good")
+        for _ in range(5):
+            with pytest.raises(Refused):
+                await door.identify("192.0.2.1", "guess")
+        now_s[0] += REMEMBERED_FOR_S + 1
+        assert (await door.identify("192.0.2.1", "good")).device == "d1"
+        verifier.revoked = True
+        now_s[0] += REMEMBERED_FOR_S + 1
+        reasons = []
+        for _ in range(2):
+            with pytest.raises(Refused) as refused:
+                await door.identify("192.0.2.1", "good")
+            reasons.append(refused.value.reason)
+        assert reasons == [Reason.UNAUTHENTICATED, Reason.PEER_RATE_LIMITED]
+
+    asyncio.run(story())

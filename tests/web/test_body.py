@@ -10,6 +10,7 @@ from wire import ENVELOPE, NDJSON, Answer, post, post_batch, request
 from fleet import enrol
 from postseal.postgres.access import Access
 from postseal.settings import Settings
+from postseal.web.body import HeldBytes
 
 DEADLINE_S = 0.5
 PENDING_BYTES = 1 << 20
@@ -196,3 +197,17 @@ def test_a_refused_body_gives_its_room_back(site: Site) -> None:
             assert client.is_closed()
     for _ in range(3):
         assert site.ask(post_batch("nobody", part)).reason == "unauthenticated"
+
+
+def test_no_holder_has_more_than_a_share():
+    """One tenant, or one stranger's address, cannot use up the room of the others; what is let go is free again."""
+    held = HeldBytes(64 << 20)
+    evil, good = held.of("evil"), held.of("good")
+    assert evil.take(held.share_bytes)
+    assert not evil.take(1)
+    assert good.take(1 << 20)
+    evil.release(held.share_bytes)
+    assert evil.take(1)
+    evil.release(1)
+    good.release(1 << 20)
+    assert (held.free_bytes, dict(held.held_by)) == (64 << 20, {})

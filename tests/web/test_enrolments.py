@@ -34,8 +34,8 @@ def invite(site: Site, device: str) -> str:
     code = new_code()
     with as_owner(site.access) as owner:
         owner.execute(
-            "INSERT INTO invitations (code_hash, tenant, device, account, projects, adds_key, expires_at)"
-            " VALUES (%s, 'acme', %s, 'owner-1', '{apollo}', false, clock_timestamp() + interval '1 hour')",
+            "INSERT INTO invitations (code_hash, tenant, device, account, projects, adds_key, reach, expires_at)"
+            " VALUES (%s, 'acme', %s, 'owner-1', '{apollo}', false, '{apollo}', clock_timestamp() + interval '1 hour')",
             [hashlib.sha256(code.encode()).digest(), device],
         )
     return code

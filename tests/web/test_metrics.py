@@ -138,7 +138,7 @@ def test_numbers_are_exact(fresh: Site) -> None:
     assert moved(before, after, "postseal_signatures_verified_total") == {"": 6}
     assert moved(before, after, "postseal_lookups_total") == {
         "{found=no}{memory=credentials}": 8,
-        "{found=yes}{memory=credentials}": 4,
+        "{found=yes}{memory=credentials}": 5,
         "{found=no}{memory=signers}": 1,
         "{found=yes}{memory=signers}": 5,
     }

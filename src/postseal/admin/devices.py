@@ -71,6 +71,7 @@ async def invite(
         account=owner,
         projects=wanted,
         adds_key=adds_key,
+        reach=sorted({*wanted, *await streams.projects_of_device(connection, tenant, device)}),
         lifetime_s=lifetime_s,
     )
     await actor.acted(

@@ -17,15 +17,17 @@ class Invitation:
     account: str
     projects: list[str]
     adds_key: bool
+    reach: list[str]
+    """The projects for which whoever made the code answered: the device's own then, and the invitation's."""
     keyid: str | None
     proof_hash: bytes | None
     credential_id: UUID | None
 
 
 INSERT: LiteralString = """
-INSERT INTO invitations (code_hash, tenant, device, account, projects, adds_key, expires_at)
+INSERT INTO invitations (code_hash, tenant, device, account, projects, adds_key, reach, expires_at)
 VALUES (%(code_hash)s, %(tenant)s, %(device)s, %(account)s, %(projects)s, %(adds_key)s,
-        clock_timestamp() + make_interval(secs => %(lifetime_s)s))
+        %(reach)s,         clock_timestamp() + make_interval(secs => %(lifetime_s)s))
 RETURNING expires_at
 """
 
@@ -39,6 +41,7 @@ async def insert(
     account: str,
     projects: list[str],
     adds_key: bool,
+    reach: list[str],
     lifetime_s: int,
 ) -> datetime:
     """Keep a new invitation; returns when it expires."""
@@ -49,6 +52,7 @@ async def insert(
         "account": account,
         "projects": projects,
         "adds_key": adds_key,
+        "reach": reach,
         "lifetime_s": lifetime_s,
     }
     row = await (await connection.execute(INSERT, parameters)).fetchone()
@@ -57,7 +61,7 @@ async def insert(
 
 
 LOCK_VALID: LiteralString = """
-SELECT tenant, device, account, projects, adds_key, keyid, proof_hash, credential_id
+SELECT tenant, device, account, projects, adds_key, reach, keyid, proof_hash, credential_id
 FROM invitations
 WHERE code_hash = %(code_hash)s AND clock_timestamp() < expires_at
 FOR NO KEY UPDATE

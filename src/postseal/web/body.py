@@ -1,9 +1,13 @@
 """Taking a body in, so that no length that is declared, left out or wrong makes us hold more than we said.
 
 The decoded bytes are counted as they come, and nothing is read beyond the cap. What is held for callers who are not
-known yet is counted over all of them, apart from what known callers send, so that strangers cannot use that up.
+verified is counted over all of them, apart from what verified callers send, so that strangers cannot use that up; and
+within both nobody has more than a share.
 In order: the declared length, the media type and encoding, then each part's size, room and time.
 """
+
+from collections import Counter
+from dataclasses import dataclass
 
 from starlette.types import Receive, Scope
 
@@ -27,26 +31,51 @@ class ClientGone(PostsealError):
     """The client went away before its request was whole; there is nobody to answer."""
 
 
+MIN_SHARE_BYTES = 2 * 1024 * 1024
+"""Two of the largest bodies: a holder can always send one."""
+SHARES = 8
+"""No holder has more than one part in so many of all: some who never end their bodies stop nobody else."""
+
+
 class HeldBytes:
-    """Bytes of bodies that are held at once, up to `limit_bytes`."""
+    """Bytes of bodies that are held at once, up to `limit_bytes`, each holder's up to its share."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._free_bytes = limit_bytes
+        self.free_bytes = limit_bytes
+        self.share_bytes = max(limit_bytes // SHARES, MIN_SHARE_BYTES)
+        self.held_by: Counter[str] = Counter()
+
+    def of(self, holder: str) -> "Holding":
+        """What `holder`, a tenant or a network peer, holds and may take."""
+        return Holding(self, holder)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One holder's part of the bytes that are held."""
+
+    all: HeldBytes
+    holder: str
 
     def take(self, size_bytes: int) -> bool:
         """Hold so many more, if there is room for them."""
-        if size_bytes > self._free_bytes:
+        held_bytes = self.all.held_by[self.holder] + size_bytes
+        if size_bytes > self.all.free_bytes or held_bytes > self.all.share_bytes:
             return False
-        self._free_bytes -= size_bytes
+        self.all.free_bytes -= size_bytes
+        self.all.held_by[self.holder] = held_bytes
         return True
 
     def release(self, size_bytes: int) -> None:
         """Let go of what was taken."""
-        self._free_bytes += size_bytes
+        self.all.free_bytes += size_bytes
+        self.all.held_by[self.holder] -= size_bytes
+        if not self.all.held_by[self.holder]:
+            del self.all.held_by[self.holder]
 
 
 async def receive_body(
-    scope: Scope, receive: Receive, head: Head, *, media_type: bytes, cap_bytes: int, held: HeldBytes
+    scope: Scope, receive: Receive, head: Head, *, media_type: bytes, cap_bytes: int, held: Holding
 ) -> bytes:
     """The whole body, whose size the caller gives back to `held` once it is done with it.
 
@@ -62,13 +91,13 @@ async def receive_body(
     try:
         while await _receive_part(scope, receive, body, cap_bytes, held):
             pass
-    except PostsealError:
+    except BaseException:
         held.release(len(body))
         raise
     return bytes(body)
 
 
-async def _receive_part(scope: Scope, receive: Receive, body: bytearray, cap_bytes: int, held: HeldBytes) -> bool:
+async def _receive_part(scope: Scope, receive: Receive, body: bytearray, cap_bytes: int, held: Holding) -> bool:
     """Add the next part, which is held, to `body`; whether there is more to come."""
     message = await receive()
     if message["type"] == "http.disconnect":

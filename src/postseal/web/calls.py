@@ -164,18 +164,19 @@ class Reception:
         path, query = read_path(request), read_query(request, known)
         if form is Nothing:
             return Asked(caller, path, query, form(), request)
+        held = self._held.of(caller.tenant)
         raw = await receive_body(
             request.scope,
             request.receive,
             head,
             media_type=JSON.encode(),
             cap_bytes=MAX_BODY_BYTES,
-            held=self._held,
+            held=held,
         )
         try:
             return Asked(caller, path, query, decode_body(raw, form), request)
         finally:
-            self._held.release(len(raw))
+            held.release(len(raw))
 
 
 def decode_body(raw: bytes, form: type[B]) -> B:

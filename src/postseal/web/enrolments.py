@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from postseal.door import Door
 from postseal.enrolment import enrol
-from postseal.errors import Refused
+from postseal.errors import Refused, Unavailable
 from postseal.outcomes import Reason
 from postseal.postgres.database import Database
 from postseal.web import documents
@@ -70,13 +70,14 @@ class EnrolmentCalls:
         """Enrol a device with a one-time code."""
         head = read_head(request.scope, self._proxies)
         charged = self._door.charge(head.peer)
+        held = self._held.of(charged)
         body = await receive_body(
             request.scope,
             request.receive,
             head,
             media_type=JSON.encode(),
             cap_bytes=MAX_ENROLMENT_BYTES,
-            held=self._held,
+            held=held,
         )
         try:
             wanted = decode_body(body, Enrolment)
@@ -87,8 +88,11 @@ class EnrolmentCalls:
                 proof=_from_base64url(wanted.proof),
                 credential_lifetime_s=self._credential_lifetime_s,
             )
+        except Unavailable:
+            self._door.give_back(charged)  # an outage is nobody's guess at a code
+            raise
         finally:
-            self._held.release(len(body))
+            held.release(len(body))
         self._door.give_back(charged)
         return documents.json_response(documents.of_enrolled(enrolled))
 

@@ -10,10 +10,13 @@ from itertools import takewhile
 
 from starlette.types import Receive, Scope, Send
 
+from postseal.correlation import new_correlation_id
 from postseal.door import Door
 from postseal.envelope.dsse import ENVELOPE_MEDIA_TYPE
-from postseal.identity.verified import Role
+from postseal.errors import PostsealError, Refused, Unavailable
+from postseal.identity.verified import Role, VerifiedIdentity
 from postseal.inbox import MAX_BATCH_BYTES, Inbound, Inbox
+from postseal.limits import peer_key
 from postseal.outcomes import Reason
 from postseal.verdicts import Refusal
 from postseal.web import answers
@@ -103,20 +106,32 @@ class EnvelopeCalls:
 
     async def _post(self, kind: _Kind, scope: Scope, receive: Receive, send: Send) -> None:
         head = read_head(scope, self._proxies)
-        known = self._door.recall(head.credential) is not None
-        held = self._held_for_known if known else self._held_for_strangers
+        caller, fault = await self._identify(head)
+        # Whoever is verified shares no room with strangers, and no tenant's bodies fill that of the others.
+        held = self._held_for_known.of(caller.tenant) if caller else self._held_for_strangers.of(peer_key(head.peer))
         try:
             body = await receive_body(
                 scope, receive, head, media_type=kind.media_type, cap_bytes=kind.cap_bytes, held=held
             )
         except BodyRefused as refused:
-            await answers.send_answer(send, await self._refuse(head, refused))
+            await answers.send_answer(send, await self._refuse(head, refused, fault))
             return
         try:
+            if fault is not None:
+                raise fault
             answer = await kind.receive(Inbound(head.peer, head.credential, body))
         finally:
             held.release(len(body))
         await answers.send_answer(send, answer)
+
+    async def _identify(self, head: Head) -> tuple[VerifiedIdentity | None, PostsealError | None]:
+        """The caller, or why there is none: told after the body's own faults, which the protocol puts first."""
+        if known := self._door.recall(head.credential):
+            return known, None
+        try:
+            return await self._door.identify(head.peer, head.credential), None
+        except (Refused, Unavailable) as error:
+            return None, error
 
     async def _receive_single(self, inbound: Inbound) -> answers.Answer:
         verdict = await self._inbox.receive(inbound)
@@ -132,7 +147,14 @@ class EnvelopeCalls:
                 self._refusals.note(refusal, self._door.recall(inbound.credential), inbound.peer)
         return answers.of_refusal(verdicts) if isinstance(verdicts, Refusal) else answers.of_batch(verdicts)
 
-    async def _refuse(self, head: Head, refused: BodyRefused) -> answers.Answer:
+    async def _refuse(self, head: Head, refused: BodyRefused, fault: PostsealError | None) -> answers.Answer:
+        """Audited where the caller is known."""
+        if isinstance(fault, Unavailable):
+            raise fault
+        if fault is not None:
+            refusal = Refusal(refused.reason, new_correlation_id(), refused.detail)
+            self._refusals.note(refusal, None, head.peer)
+            return answers.of_refusal(refusal)
         inbound = Inbound(head.peer, head.credential, refused.received)
         refusal = await self._inbox.refuse(inbound, refused.reason, refused.detail)
         self._refusals.note(refusal, self._door.recall(head.credential), head.peer)

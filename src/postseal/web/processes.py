@@ -12,6 +12,7 @@ The children write their metrics into one folder, each under its socket's number
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import msgspec
 from structlog.typing import FilteringBoundLogger
@@ -31,6 +33,7 @@ from postseal.web.server import BACKLOG, bind, cannot_listen
 
 RESTART_DELAY_S = 1.0
 """A child that cannot live is not started more often than this."""
+FOLDER_PREFIX = "postseal-metrics-"
 MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - a fresh folder is made in it, as in any other for temporary files
 """Preferred for the metrics: a file on a disk can make its writer wait, and end it where the disk is full."""
 
@@ -54,6 +57,14 @@ def bind_each(host: str, port: int, count: int) -> list[socket.socket]:
     return listeners
 
 
+def _remove_left_behind(parent: Path) -> None:
+    """Remove the metrics folders of parents that were killed: their number stands in the name."""
+    for folder in parent.glob(f"{FOLDER_PREFIX}*-*"):
+        number = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+        if number.isdecimal() and not Path(f"/proc/{number}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 class Family:
     """The children of one `serve`."""
 
@@ -73,7 +84,8 @@ class Family:
         SystemExit(ENDED_AT_ONCE) if a second signal killed the children.
         """
         in_memory = MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None
-        with tempfile.TemporaryDirectory(prefix="postseal-metrics-", dir=in_memory) as self._metrics:
+        _remove_left_behind(Path(in_memory or tempfile.gettempdir()))
+        with tempfile.TemporaryDirectory(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=in_memory) as self._metrics:
             asyncio.run(self._run(ready))
         if self._killed:
             sys.exit(ENDED_AT_ONCE)

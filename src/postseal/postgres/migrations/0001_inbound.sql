@@ -39,6 +39,9 @@ CREATE TABLE invitations (
     account    text COLLATE "C" NOT NULL,
     projects   text[] NOT NULL CHECK (cardinality(projects) > 0),
     adds_key   boolean NOT NULL,
+    -- What the device could write to when the code was made, and may after it is used: whoever made the code answered
+    -- for these alone.
+    reach      text[] NOT NULL,
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     expires_at timestamptz NOT NULL,
     keyid      text COLLATE "C",
