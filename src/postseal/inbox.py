@@ -99,7 +99,7 @@ class Inbox:
 
         Raises Refused for a caller who is limited or not known, and Unavailable when nothing is known.
         """
-        self._require_room()
+        self.require_room()
         caller = await self._door.identify(inbound.peer, inbound.credential)  # 0, 1
         self._take_permits(caller, 1)  # 1
         entry = await self._check(caller, inbound.body)  # 1 to 4
@@ -107,7 +107,7 @@ class Inbox:
 
     async def receive_batch(self, inbound: Inbound) -> Refusal | list[Verdict]:
         """One verdict a line, in order, all of one transaction where it can be; or one Refusal of the whole."""
-        self._require_room()
+        self.require_room()
         caller = await self._door.identify(inbound.peer, inbound.credential)
         lines = split_lines(inbound.body)
         self._take_permits(caller, min(max(len(lines), 1), MAX_BATCH_LINES))
@@ -125,7 +125,7 @@ class Inbox:
 
     async def refuse(self, inbound: Inbound, reason: Reason, detail: str) -> Refusal:
         """What the adapter refused before `receive()`, audited if its caller is known and within their limits."""
-        self._require_room()
+        self.require_room()
         unaudited = Refusal(reason, new_correlation_id(), detail)
         try:
             caller = await self._door.identify(inbound.peer, inbound.credential)
@@ -139,7 +139,8 @@ class Inbox:
         """Commit what is known of limited callers; nothing may come in any more."""
         await self._limited.close()
 
-    def _require_room(self) -> None:
+    def require_room(self) -> None:
+        """Raise Unavailable while the database has no room for more."""
         # Before all else: what is refused for want of room must not take some with its audit event.
         if not self._accepting():
             raise Unavailable("the database's disk is almost full; nothing is taken in until it has room again")

@@ -148,6 +148,7 @@ class Scene:
         """Send it to a service that remembers nothing, and forget what ran before."""
         inbox = self.service.inbox
         inbox._door._verified._values.clear()
+        inbox._door._once_valid._values.clear()
         inbox._signers._values.clear()
         body = self._body(draft)
         spent = [self._drain(draft)] if draft.limited else []

@@ -105,6 +105,7 @@ class EnvelopeCalls:
         await self._post(self._batch, scope, receive, send)
 
     async def _post(self, kind: _Kind, scope: Scope, receive: Receive, send: Send) -> None:
+        self._inbox.require_room()
         head = read_head(scope, self._proxies)
         caller, fault = await self._identify(head)
         # Whoever is verified shares no room with strangers, and no tenant's bodies fill that of the others.
