@@ -13,7 +13,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -33,7 +33,7 @@ DEVICES = 3
 ENVELOPES = 420
 """A device's, a second of work for the load altogether; a round is killed well before its end."""
 LINES = 60
-UP_TO_S = 0.5
+UP_TO_S = 0.3
 DONE_WITHIN_S = 60.0
 SETTINGS = Settings(window=8192, sync_burst=10**9)
 TENANTS = count()
@@ -135,7 +135,8 @@ async def kill_service_round(access: Access, chance: random.Random) -> int:
     devices, envelopes = fleet(access)
     async with load(access, devices, envelopes) as (process, telling):
         await asyncio.sleep(chance.uniform(0, UP_TO_S))
-        os.kill(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # a fast machine can have done all of it before
+            process.kill()
         acknowledged = await telling
     require_kept(access, devices, acknowledged)
     await require_all_after_retry(access, devices, envelopes, acknowledged)
