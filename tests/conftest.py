@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,7 +29,12 @@ ROOT_VARIABLE = "POSTSEAL_TEST_ROOT"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the run's folder, before there are workers."""
+    """Make the run's folder, before there are workers; and let the programs that tests start hear SIGINT.
+
+    A shell starts what runs in the background with SIGINT ignored, and so would everything that this run starts be.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         root = Path(tempfile.mkdtemp(prefix="postseal-tests-", dir="/tmp"))
         root.chmod(0o711)
