@@ -1,7 +1,7 @@
 """Hints between processes: notices on one channel, and a shared lock that says whether anybody listens.
 
-A notice that is sent inside a write transaction makes the commits of a whole database wait for one another (8,600 a
-second fell to 1,800). So it has a transaction of its own, which need not reach the disk. A hint may be lost at any
+A notice that is sent inside a write transaction makes the commits of a whole database wait for one another.
+So it has a transaction of its own, which need not reach the disk. A hint may be lost at any
 time; whoever waits looks for themselves as well.
 """
 
