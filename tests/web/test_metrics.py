@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,11 +35,12 @@ Series = dict[str, float]
 FAMILY = """
 import sys, msgspec, structlog
 from postseal.settings import Settings
-from postseal.web import processes
+from postseal.web import processes, server
 processes.MEMORY_FOLDER = sys.argv[2]
 settings = msgspec.json.decode(sys.argv[1], type=Settings)
-listeners = processes.bind_each("127.0.0.1", 0, 2)
-processes.Family(settings, listeners, structlog.get_logger()).run(lambda url: print(url, flush=True))
+listener = server.bind("127.0.0.1", 0)
+address = server.address_of(listener)
+processes.Family(settings, listener, 2, structlog.get_logger()).run(lambda: print(address, flush=True))
 """
 ENDED_S = 20.0
 
@@ -64,6 +66,15 @@ def scrape(port: int) -> Series:
         answer = client.ask(get("/metrics"))
     assert answer.status == 200
     return series_of(answer)
+
+
+def scraped_until(port: int, name: str, value: float) -> Series:
+    """The first scrape in which a series has come to a value: each process remembers its last one for a second."""
+    end_s = time.monotonic() + ENDED_S
+    while (found := scrape(port))[name] != value:
+        assert time.monotonic() < end_s, found[name]
+        time.sleep(0.05)
+    return found
 
 
 def series_of(answer: Answer) -> Series:
@@ -355,10 +366,16 @@ def test_one_scrape_shows_all_processes(access: Access, tmp_path: Path) -> None:
         files = set(tmp_path.rglob("*.db"))
         assert len({file.stem.rpartition("_")[2] for file in files}) == 2
 
-        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        os.kill(int(children[0]), signal.SIGKILL)
-        found = send(range(41, 81))
-        assert found["postseal_envelopes_total{outcome=accepted}"] == found["postseal_group_entries_sum"] == 80
+        children = Path(f"/proc/{parent}/task/{parent}/children")
+        killed = children.read_text().split()[0]
+        os.kill(int(killed), signal.SIGKILL)
+        while killed in children.read_text().split():
+            time.sleep(0.02)
+        send(range(41, 81))
+        scraped_until(port, "postseal_processes", 2)
+        send(range(81, 121))
+        found = scraped_until(port, "postseal_envelopes_total{outcome=accepted}", 120)
+        assert found["postseal_group_entries_sum"] == 120
         assert found["postseal_processes"] == 2
         assert set(tmp_path.rglob("*.db")) == files
     assert list(tmp_path.iterdir()) == []

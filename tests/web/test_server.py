@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,8 @@ from postseal.errors import StartupError
 from postseal.postgres.access import Access
 from postseal.service import running_service
 from postseal.settings import Settings
-from postseal.web.server import address_of, bind, serve
+from postseal.web.dealing import Channel
+from postseal.web.server import address_of, bind, listening, serve
 
 PATIENCE_S = 20.0
 
@@ -56,16 +58,14 @@ def test_the_address_that_was_taken_is_told() -> None:
 
 def test_serve_tells_when_it_is_ready_and_ends_when_told(access: Access) -> None:
     """From `ready` on requests are answered; once `stop` is set it returns and the port is free again."""
-    addresses: list[str] = []
 
     async def run() -> None:
-        stop = asyncio.Event()
+        stop, ready = asyncio.Event(), asyncio.Event()
         async with running_service(Settings(), access) as service:
             listener = bind("127.0.0.1", 0)
-            serving = asyncio.create_task(serve(service, listener, stop=stop, ready=addresses.append))
-            while not addresses:
-                await asyncio.sleep(0)
-            port = int(addresses[0].rpartition(":")[2])
+            port: int = listener.getsockname()[1]
+            serving = asyncio.create_task(serve(service, listener, stop=stop, ready=ready.set))
+            await ready.wait()
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(get("/healthz"))
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
@@ -105,6 +105,29 @@ def test_what_is_in_flight_at_the_end_is_answered(access: Access) -> None:
         for thread in [*threads, release]:
             thread.join()
     assert sorted(status for status, _ in answers) == [200, 201]
+
+
+def test_what_was_dealt_before_the_end_is_answered(access: Access) -> None:
+    """A request that lies in a channel when the end comes is taken out, read and answered."""
+    answers: list[bytes] = []
+
+    async def run() -> None:
+        ours, theirs = socket.socketpair()
+        with (
+            ours,
+            socket.create_server(("127.0.0.1", 0)) as listener,
+            socket.create_connection(listener.getsockname(), PATIENCE_S) as client,
+        ):
+            async with running_service(Settings(), access) as service, listening(service, Channel(theirs)):
+                client.sendall(get("/healthz"))
+                with listener.accept()[0] as accepted:
+                    socket.send_fds(ours, [b"."], [accepted.fileno()])
+            while part := client.recv(4096):
+                answers.append(part)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+    assert b"".join(answers).startswith(b"HTTP/1.1 200")
 
 
 def waits_for_lock(access: Access) -> bool:

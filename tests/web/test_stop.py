@@ -1,12 +1,9 @@
 """What a stop does to each connection: answered, closed, or cut at the grace's end; and the bounds of a process."""
 
 import asyncio
-import gc
-import os
 import resource
 import socket
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +11,9 @@ from served import running_site
 from wire import get, post
 
 from fleet import as_owner, enrol, stored
-from postseal.errors import StartupError
 from postseal.postgres.access import Access
 from postseal.settings import Settings
-from postseal.web import process, processes, server
+from postseal.web import process, server
 from postseal.web.lingering import LingeringTransport
 
 REQUESTS = 30
@@ -118,18 +114,3 @@ def test_a_process_may_open_as_many_files_as_it_needs() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_sockets_that_cannot_all_be_had_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody else takes the port in between: one line, and no descriptor stays open."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-
-        def already_taken(host: str, port: int) -> socket.socket:
-            return socket.socket(fileno=os.dup(taken.fileno()))
-
-        monkeypatch.setattr(processes, "bind", already_taken)
-        gc.collect()
-        before = len(list(Path("/proc/self/fd").iterdir()))
-        with pytest.raises(StartupError, match="Address already in use"):
-            processes.bind_each("127.0.0.1", 0, 3)
-        assert len(list(Path("/proc/self/fd").iterdir())) == before

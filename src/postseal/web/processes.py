@@ -1,13 +1,15 @@
 """Several processes behind one port: a parent that serves nothing, and children that do.
 
-1. the parent binds one socket a child, all to the same address, and the kernel spreads connections over them
-2. each child gets its socket, and its settings over a pipe that its parent keeps open
-3. a child that ends by itself is started again on its socket, where connections have waited meanwhile
-4. the first SIGTERM or SIGINT closes the port and the pipes; a child whose pipe ends answers what is in flight and
-   ends. So it ends too when its parent was killed, and it makes no difference whether a signal reached it as well
+1. each child gets a channel, and its settings over a pipe that its parent keeps open
+2. once all of them answer, the parent accepts connections and deals them in turn (`dealing.py`)
+3. a child that ends by itself is left out of the deal, and started again; while none lives, connections wait in the
+   backlog of the port
+4. the first SIGTERM or SIGINT closes the port, the channels and the pipes; a child whose pipe ends answers what was
+   dealt to it and is in flight, and ends. So it ends too when its parent was killed, and it makes no difference whether
+   a signal reached it as well
 5. the second one kills the children
 
-The children write their metrics into one folder, each under its socket's number, so that a scrape of one shows all.
+The children write their metrics into one folder, each under its own number, so that a scrape of one shows all.
 """
 
 import asyncio
@@ -19,7 +21,8 @@ import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -28,33 +31,14 @@ from structlog.typing import FilteringBoundLogger
 from postseal.errors import StartupError
 from postseal.metrics import FOLDER_VARIABLE, mark_dead
 from postseal.settings import Settings
+from postseal.web.dealing import Dealer
 from postseal.web.process import ENDED_AT_ONCE
-from postseal.web.server import BACKLOG, bind, cannot_listen
 
 RESTART_DELAY_S = 1.0
 """A child that cannot live is not started more often than this."""
 FOLDER_PREFIX = "postseal-metrics-"
 MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - a fresh folder is made in it, as in any other for temporary files
 """Preferred for the metrics: a file on a disk can make its writer wait, and end it where the disk is full."""
-
-
-def bind_each(host: str, port: int, count: int) -> list[socket.socket]:
-    """`count` sockets that listen on one address; StartupError if somebody listens there already."""
-    # Asked for alone first: a socket that shares its port would join a stranger's without a word.
-    with bind(host, port) as alone:
-        address, family = alone.getsockname(), alone.family
-    with ExitStack() as unless_all:
-        listeners = [unless_all.enter_context(socket.socket(family, socket.SOCK_STREAM)) for _ in range(count)]
-        try:
-            for listener in listeners:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                listener.bind(address)
-                listener.listen(BACKLOG)
-        except OSError as error:
-            raise cannot_listen(host, port, error) from None
-        unless_all.pop_all()
-    return listeners
 
 
 def _remove_left_behind(parent: Path) -> None:
@@ -65,22 +49,47 @@ def _remove_left_behind(parent: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-class Family:
-    """The children of one `serve`."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Child:
+    number: int
+    process: Process
+    channel: socket.socket
 
-    def __init__(self, settings: Settings, listeners: list[socket.socket], log: FilteringBoundLogger) -> None:
+    async def answers(self) -> bool:
+        """Wait until it says that it serves; False if it ended before that."""
+        assert self.process.stdout is not None  # noqa: S101 - it was asked for
+        return bool(await self.process.stdout.readline())
+
+    def tell(self, settings: bytes) -> None:
+        # A child that has died already is noticed when it is waited for; asyncio swallows the broken pipe.
+        self._pipe().write(settings)
+
+    def let_end(self) -> None:
+        self.channel.close()
+        self._pipe().close()
+
+    def _pipe(self) -> asyncio.StreamWriter:
+        assert self.process.stdin is not None  # noqa: S101 - it was asked for
+        return self.process.stdin
+
+
+class Family:
+    """The children of one `serve`: `count` of them behind `listener`."""
+
+    def __init__(self, settings: Settings, listener: socket.socket, count: int, log: FilteringBoundLogger) -> None:
         self._settings = msgspec.json.encode(settings) + b"\n"
-        self._listeners = listeners
+        self._count = count
+        self._dealer = Dealer(listener, log)
         self._log = log
-        self._living: set[Process] = set()
+        self._living: set[_Child] = set()
         self._stopping = asyncio.Event()
         self._killed = False
         self._metrics = ""
 
-    def run(self, ready: Callable[[str], None]) -> None:
-        """Keep one child on each socket until SIGTERM or SIGINT, and until all have ended after it.
+    def run(self, ready: Callable[[], None]) -> None:
+        """Keep `count` children until SIGTERM or SIGINT, and until all have ended after it.
 
-        `ready` is told the address once every child answers. Raises StartupError if a first child cannot start, and
+        `ready` is called once every child answers. Raises StartupError if a first child cannot start, and
         SystemExit(ENDED_AT_ONCE) if a second signal killed the children.
         """
         in_memory = MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None
@@ -90,79 +99,72 @@ class Family:
         if self._killed:
             sys.exit(ENDED_AT_ONCE)
 
-    async def _run(self, ready: Callable[[str], None]) -> None:
+    async def _run(self, ready: Callable[[], None]) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         try:
-            children = await asyncio.gather(*map(self._start, self._listeners))
-            addresses = [await _address(child) for child in children]
-            if all(addresses):
-                ready(addresses[0])
+            children = await asyncio.gather(*map(self._start, range(self._count)))
+            if all([await child.answers() for child in children]):
+                for child in children:
+                    self._dealer.deal_to(child.channel)
+                ready()
             elif not self._stopping.is_set():
                 raise StartupError("a process of the service could not start: see the lines before")
-            await asyncio.gather(*map(self._keep, self._listeners, children))
+            await asyncio.gather(*map(self._keep, children))
         finally:
             self._stop()
-            await asyncio.gather(*(child.wait() for child in self._living))
+            await asyncio.gather(*(child.process.wait() for child in self._living))
 
-    async def _start(self, listener: socket.socket) -> Process:
-        number = listener.fileno()
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "postseal.web.process", str(number)),
-            pass_fds=[number],
-            env={**os.environ, FOLDER_VARIABLE: self._metrics},
-            stdin=PIPE,
-            stdout=PIPE,
-            # A Ctrl-C of the terminal reaches the parent alone: it would break a child that is just starting.
-            start_new_session=True,
-        )
+    async def _start(self, number: int) -> _Child:
+        channel, end = socket.socketpair()
+        channel.settimeout(0)
+        with end:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "postseal.web.process", str(number), str(end.fileno())),
+                pass_fds=[end.fileno()],
+                env={**os.environ, FOLDER_VARIABLE: self._metrics},
+                stdin=PIPE,
+                stdout=PIPE,
+                # A Ctrl-C of the terminal reaches the parent alone: it would break a child that is just starting.
+                start_new_session=True,
+            )
+        child = _Child(number, process, channel)
         self._living.add(child)
-        # A child that has died already is noticed when it is waited for; asyncio swallows the broken pipe.
-        _pipe_to(child).write(self._settings)
+        child.tell(self._settings)
         if self._stopping.is_set():
-            _pipe_to(child).close()
+            child.let_end()
         return child
 
-    async def _keep(self, listener: socket.socket, child: Process) -> None:
-        """Keep a child on `listener` until the family stops, and until the last one has ended."""
-        number = listener.fileno()
+    async def _keep(self, child: _Child) -> None:
+        """Keep a child under a number until the family stops, and until the last one has ended."""
         while True:
-            status = await child.wait()
+            status = await child.process.wait()
             self._living.remove(child)
-            _pipe_to(child).close()
+            self._dealer.leave_out(child.channel)
+            child.let_end()
             if self._stopping.is_set():
                 return
             self._log.error("a process of the service ended and is started again", status=status)
-            mark_dead(number, self._metrics)
+            mark_dead(child.number, self._metrics)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), RESTART_DELAY_S)
                 return
-            child = await self._start(listener)
+            child = await self._start(child.number)
+            if await child.answers():
+                self._dealer.deal_to(child.channel)
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():
             self._killed = True
             for child in self._living:
                 with suppress(ProcessLookupError):  # it has ended in this moment
-                    child.kill()
+                    child.process.kill()
         self._stop()
 
     def _stop(self) -> None:
         self._stopping.set()
-        for listener in self._listeners:
-            # Nobody shall connect to a port that nobody serves any more.
-            listener.close()
+        # Nobody shall connect to a port that nobody serves any more.
+        self._dealer.close()
         for child in self._living:
-            _pipe_to(child).close()
-
-
-def _pipe_to(child: Process) -> asyncio.StreamWriter:
-    assert child.stdin is not None  # noqa: S101 - it was asked for
-    return child.stdin
-
-
-async def _address(child: Process) -> str:
-    """What a child says when it answers requests; empty if it ended before that."""
-    assert child.stdout is not None  # noqa: S101 - it was asked for
-    return (await child.stdout.readline()).decode().strip()
+            child.let_end()

@@ -1,7 +1,8 @@
-"""Listening: a socket, uvicorn's protocol behind it, and an end that answers what is in flight.
+"""Listening: a source of connections, uvicorn's protocol behind it, and an end that answers what is in flight.
 
-The socket is bound apart from everything else, so that several processes can share one. Whoever runs this listens for
-signals, chooses the event loop (uvloop) and enters the service.
+The source is a listener, bound apart from everything else so that a taken port is told first; or the channel over which
+a parent deals what it accepts. Whoever runs this listens for signals, chooses the event loop (uvloop) and enters the
+service.
 """
 
 import asyncio
@@ -20,7 +21,10 @@ from postseal.errors import StartupError
 from postseal.service import Service
 from postseal.web.app import App
 from postseal.web.connection import IDLE_S, BoundedHttp, Bounds
+from postseal.web.dealing import Channel
 
+Source = socket.socket | Channel
+"""Where connections come from. It is closed when serving ends."""
 BACKLOG = 1024
 MAX_CONNECTIONS = 4000
 SPARE_DESCRIPTORS = 128
@@ -33,19 +37,14 @@ LOOK_EVERY_S = 0.02
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. StartupError if it cannot be had."""
+    """A listening socket; port 0 takes a free one. StartupError if it cannot be had, or somebody listens there."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise cannot_listen(host, port, error) from None
-
-
-def cannot_listen(host: str, port: int, error: OSError) -> StartupError:
-    """The error to raise when a socket cannot be had."""
-    # Python's own text repeats the address; a name that cannot be resolved has no number of the system's.
-    why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-    return StartupError(f"cannot listen on {host} port {port}: {why}")
+        # Python's own text repeats the address; a name that cannot be resolved has no number of the system's.
+        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise StartupError(f"cannot listen on {host} port {port}: {why}") from None
 
 
 def address_of(listener: socket.socket) -> str:
@@ -56,20 +55,20 @@ def address_of(listener: socket.socket) -> str:
 
 async def serve(
     service: Service,
-    listener: socket.socket,
+    source: Source,
     *,
     stop: asyncio.Event,
-    ready: Callable[[str], None] = lambda _address: None,
+    ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until `stop` is set, or this is cancelled; `ready` is told the address once requests are answered."""
-    async with listening(service, listener) as address:
-        ready(address)
+    """Serve until `stop` is set, or this is cancelled; `ready` is called once requests are answered."""
+    async with listening(service, source):
+        ready()
         await stop.wait()
 
 
 @asynccontextmanager
-async def listening(service: Service, listener: socket.socket) -> AsyncGenerator[str]:
-    """Answer requests on `listener`, which is closed at the end, when what is in flight has been answered."""
+async def listening(service: Service, source: Source) -> AsyncGenerator[None]:
+    """Answer requests that come from `source`; at the end, take no more and answer what is in flight."""
     app = App(service)
     config = Config(
         app,
@@ -86,16 +85,32 @@ async def listening(service: Service, listener: socket.socket) -> AsyncGenerator
     config.load()
     state = ServerState()
     bounds = Bounds(service.settings.receive_deadline_s, _max_connections())
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: BoundedHttp(config, state, {}, bounds, app.refusals), sock=listener)
     dating = asyncio.create_task(_keep_date(state))
     try:
-        yield address_of(listener)
+        async with _taking(source, lambda: BoundedHttp(config, state, {}, bounds, app.refusals)):
+            yield
     finally:
         service.waiting.end()
-        server.close()
+        service.pulling.end()
         await _finish(state)
         dating.cancel()
+
+
+@asynccontextmanager
+async def _taking(source: Source, make_protocol: Callable[[], asyncio.Protocol]) -> AsyncGenerator[None]:
+    """Make a protocol for each connection that comes; at the end, for those that were dealt to us already."""
+    if isinstance(source, Channel):
+        source.open(make_protocol)
+        try:
+            yield
+        finally:
+            await source.close()
+    else:
+        server = await asyncio.get_running_loop().create_server(make_protocol, sock=source)
+        try:
+            yield
+        finally:
+            server.close()
 
 
 async def _finish(state: ServerState) -> None:
