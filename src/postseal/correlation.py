@@ -2,7 +2,6 @@
 
 import os
 import time
-import uuid
 
 
 def new_correlation_id() -> bytes:
@@ -16,4 +15,5 @@ def new_correlation_id() -> bytes:
 
 def text(correlation_id: bytes) -> str:
     """A correlation id as it is written."""
-    return str(uuid.UUID(bytes=correlation_id))
+    digits = correlation_id.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

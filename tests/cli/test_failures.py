@@ -181,7 +181,7 @@ def test_more_processes_than_the_embedded_database_has_connections_for(
     monkeypatch.setenv("POSTSEAL_DATA_DIR", str(tmp_path / "home"))
     monkeypatch.setenv("POSTSEAL_LOG_LEVEL", "error")
     why = cli("serve", "--port", "0", "--processes", 64).why
-    found = re.search(r"has connections for (\d+) processes with commit_lanes 2", why)
+    found = re.search(r"has connections for (\d+) processes with commit_lanes 1", why)
     assert found
     assert int(found[1]) * connections_a_process(Settings()) < MAX_CONNECTIONS
     assert not (tmp_path / "home").exists()

@@ -10,7 +10,6 @@ differ in white space and the order of members alone. No signature is verified h
 import binascii
 import hashlib
 import re
-from dataclasses import dataclass
 
 import msgspec
 
@@ -28,8 +27,7 @@ _KEYID = re.compile(r"[A-Za-z0-9_-]{43}\Z")
 _JSON_WHITESPACE = b" \t\r\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(msgspec.Struct, frozen=True, gc=False):
     """An envelope whose outer form holds; whether its signature does is for `ed25519.verify` to say."""
 
     payload: bytes

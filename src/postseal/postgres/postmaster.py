@@ -19,6 +19,7 @@ from psycopg.conninfo import make_conninfo
 from postseal.errors import StartupError
 from postseal.postgres.account import Account
 from postseal.postgres.binaries import Binaries
+from postseal.postgres.disk import MIB
 from postseal.postgres.home import PORT, SUPERUSER, Home, server_lives, staging_folder
 
 INITDB_SECONDS = 120
@@ -50,7 +51,6 @@ SETTINGS = {
     "port": str(PORT),
     "password_encryption": "scram-sha-256",
     "max_connections": str(MAX_CONNECTIONS),
-    "shared_buffers": "128MB",
     "max_wal_size": "2GB",
     "timezone": "UTC",
     "log_timezone": "UTC",
@@ -58,6 +58,9 @@ SETTINGS = {
     "log_min_error_statement": "panic",
     "log_error_verbosity": "terse",
 }
+LEAST_BUFFERS_MB, MOST_BUFFERS_MB = 128, 1024
+"""Of a quarter of the machine's memory. The indexes of event ids and idempotency keys are touched all over: what of
+them does not lie in these buffers is copied in, and written out again, for each envelope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,13 +206,18 @@ def telling_line(output: str) -> str:
 
 def _options(home: Home, binaries: Binaries, account: Account) -> list[str]:
     quoted = str(home.run).replace('"', '""')
-    settings = SETTINGS | {"unix_socket_directories": f'"{quoted}"'}
+    settings = SETTINGS | {"unix_socket_directories": f'"{quoted}"', "shared_buffers": f"{_buffers_mb()}MB"}
     if binaries.has_library("pg_stat_statements"):
         settings["shared_preload_libraries"] = "pg_stat_statements"
     lz4 = ["-c", "wal_compression=lz4"]
     built_with_lz4, _ = account.run([binaries.bin / "postgres", "-D", home.data, "-C", "wal_compression", *lz4])
     options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
     return options + (lz4 if built_with_lz4 == 0 else [])
+
+
+def _buffers_mb() -> int:
+    quarter = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (4 * MIB)
+    return min(max(quarter, LEAST_BUFFERS_MB), MOST_BUFFERS_MB)
 
 
 def _locale(major: int) -> tuple[str, ...]:
