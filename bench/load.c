@@ -1,11 +1,15 @@
 /* A load generator that is too cheap to be measured itself: it sends requests that were made and signed beforehand.
  *
- *   load HOST PORT SECONDS RATE FILE
+ *   load HOST PORT SECONDS RATE FILE [CONNECTIONS AHEAD]
  *
  * FILE holds one block a connection: a 64-bit count, then that many requests, each a 32-bit length and its bytes
  * (native byte order). Each connection sends its requests in order, one at a time. RATE is requests a second over all
  * connections; 0 sends the next as soon as the last is answered. With a rate, latency counts from when a request was
  * due and not from when it was sent, so that a stall is not hidden by the requests that it held up.
+ *
+ * With CONNECTIONS and AHEAD, and RATE 0, FILE holds one block, which so many connections share: whichever is free sends
+ * the next request, but none that is AHEAD or more places beyond the oldest one without an answer. So the requests can
+ * be parts of one stream, and the service never meets a sequence that is beyond its window.
  *
  * Prints one JSON object: seconds, requests, status (counts by HTTP status class), acknowledged and refused (counts of
  * "status":2xx and others in batch answers), latency percentiles in milliseconds.
@@ -29,9 +33,14 @@
 enum { MAX_CONNECTIONS = 1024, BUFFER = 256 * 1024, MAX_SAMPLES = 4 * 1000 * 1000 };
 
 typedef struct {
-    int socket;
     const char *next;     /* the next request's length field */
-    uint64_t left;        /* requests not yet sent */
+    uint64_t sent, left;  /* requests */
+} List;
+
+typedef struct {
+    int socket;
+    List *list;
+    uint64_t place;       /* of the request under way in its list */
     const char *sending;  /* what is left of the request under way */
     size_t unsent;
     double due;           /* when this request was due, or sent */
@@ -41,6 +50,9 @@ typedef struct {
 } Connection;
 
 static Connection connections[MAX_CONNECTIONS];
+static List lists[MAX_CONNECTIONS];
+static int count;
+static uint64_t ahead;  /* 0 where no list is shared */
 static float *samples;
 static size_t sample_count;
 static uint64_t by_class[6], lines_ok, lines_refused;
@@ -62,18 +74,33 @@ static void push(Connection *c) {
     }
 }
 
+static int too_far(const List *list) {
+    for (int i = 0; i < count; i++)
+        if (connections[i].busy && list->sent - connections[i].place >= ahead) return 1;
+    return 0;
+}
+
 static int start(Connection *c, double due) {
-    if (!c->left) return 0;
+    List *list = c->list;
+    if (!list->left || (ahead && too_far(list))) return 0;
     uint32_t length;
-    memcpy(&length, c->next, 4);
-    c->sending = c->next + 4;
+    memcpy(&length, list->next, 4);
+    c->sending = list->next + 4;
     c->unsent = length;
-    c->next += 4 + length;
-    c->left--;
+    c->place = list->sent++;
+    list->next += 4 + length;
+    list->left--;
     c->due = due;
     c->busy = 1;
     push(c);
     return 1;
+}
+
+/* All that are free and may; with a shared list, one answer can let several go on. */
+static int start_free(double at) {
+    int started = 0;
+    for (int i = 0; i < count; i++) if (!connections[i].busy) started += start(&connections[i], at);
+    return started;
 }
 
 static void count_lines(const char *body, size_t length) {
@@ -116,7 +143,10 @@ static double percentile(double p) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 6) { fprintf(stderr, "usage: load HOST PORT SECONDS RATE FILE\n"); return 2; }
+    if (argc != 6 && argc != 8) {
+        fprintf(stderr, "usage: load HOST PORT SECONDS RATE FILE [CONNECTIONS AHEAD]\n");
+        return 2;
+    }
     double seconds = atof(argv[3]), rate = atof(argv[4]);
     int file = open(argv[5], O_RDONLY);
     struct stat info;
@@ -127,13 +157,18 @@ int main(int argc, char **argv) {
 
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(argv[2]))};
     inet_pton(AF_INET, argv[1], &address.sin_addr);
-    int poll = epoll_create1(0), count = 0;
-    for (const char *p = data, *end = data + info.st_size; p < end && count < MAX_CONNECTIONS; count++) {
-        Connection *c = &connections[count];
-        memcpy(&c->left, p, 8);
+    int poll = epoll_create1(0), list_count = 0;
+    for (const char *p = data, *end = data + info.st_size; p < end && list_count < MAX_CONNECTIONS; list_count++) {
+        List *list = &lists[list_count];
+        memcpy(&list->left, p, 8);
         p += 8;
-        c->next = p;
-        for (uint64_t i = 0; i < c->left; i++) { uint32_t n; memcpy(&n, p, 4); p += 4 + n; }
+        list->next = p;
+        for (uint64_t i = 0; i < list->left; i++) { uint32_t n; memcpy(&n, p, 4); p += 4 + n; }
+    }
+    ahead = argc == 8 ? strtoull(argv[7], NULL, 10) : 0;
+    for (int wanted = argc == 8 ? atoi(argv[6]) : list_count; count < wanted && count < MAX_CONNECTIONS; count++) {
+        Connection *c = &connections[count];
+        c->list = &lists[ahead ? 0 : count];
         c->in = malloc(BUFFER);
         c->socket = socket(AF_INET, SOCK_STREAM, 0);
         if (connect(c->socket, (struct sockaddr *)&address, sizeof address)) fail("connect");
@@ -145,7 +180,7 @@ int main(int argc, char **argv) {
 
     double began = now(), end = began + seconds, due = began;
     int turn = 0, dry = 0, busy = 0;
-    if (rate == 0) for (int i = 0; i < count; i++) busy += start(&connections[i], now());
+    if (rate == 0) busy += start_free(now());
     uint64_t requests = 0;
     while (!dry || busy) {
         double t = now();
@@ -176,7 +211,7 @@ int main(int argc, char **argv) {
                 busy--;
                 double at = now();
                 if (sample_count < MAX_SAMPLES) samples[sample_count++] = (float)(at - c->due);
-                if (rate == 0 && !dry) busy += start(c, at);
+                if (rate == 0 && !dry) busy += start_free(at);
             }
         }
         if (rate == 0 && !busy) dry = 1;
