@@ -90,6 +90,24 @@ def test_migrating_again_changes_nothing(empty: Access):
     empty.check()
 
 
+def test_devices_that_were_enrolled_before_can_pull(empty: Access, monkeypatch: pytest.MonkeyPatch):
+    """The outbound half gives each a destination in each of its projects, but for those that are retired."""
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "migrations", lambda: migrations()[:1])
+        empty.migrate()
+    enrol(empty, "device-01")
+    retired = enrol(empty, "device-02")
+    with as_owner(empty) as owner:
+        owner.execute("UPDATE streams SET retired = true WHERE stream = %s", [retired.stream])
+    empty.migrate()
+    with as_owner(empty) as owner:
+        made = owner.execute(
+            "SELECT project, destination, mode, settled"
+            " FROM destinations JOIN destination_health USING (tenant, stream)"
+        ).fetchall()
+    assert made == [("apollo", "device-01", "pull", 0)]
+
+
 def test_two_at_once_apply_each_migration_once(empty: Access):
     """The second waits for the first and then finds nothing to do."""
     together = threading.Barrier(2)

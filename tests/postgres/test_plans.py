@@ -79,14 +79,15 @@ def planned(access: Access, statement: str) -> Plan:
         row = owner.execute(f"EXPLAIN (FORMAT JSON) EXECUTE hot ({empty})".encode()).fetchone()
         owner.execute("DEALLOCATE hot")
     assert row is not None
-    _collect(row[0][0]["Plan"], plan)
+    collect(row[0][0]["Plan"], plan)
     return plan
 
 
-def _collect(node: dict[str, Any], plan: Plan) -> None:
+def collect(node: dict[str, Any], plan: Plan) -> None:
+    """Put a node and all under it into the plan."""
     plan.nodes.append(node)
     for child in node.get("Plans", []):
-        _collect(child, plan)
+        collect(child, plan)
 
 
 @pytest.fixture(params=["empty", "filled"])

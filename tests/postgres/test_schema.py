@@ -80,14 +80,33 @@ def test_hot_tables_have_no_foreign_keys(access: Access):
             "SELECT DISTINCT conrelid::regclass::text FROM pg_constraint "
             "WHERE contype = 'f' AND connamespace = 'postseal'::regnamespace"
         ).fetchall()
-    assert not {name for (name,) in rows} & {"streams", "identities", "payloads", "audit_events"}
+    hot = {"streams", "identities", "payloads", "audit_events", "deliveries", "queue", "attempts", "settlements"}
+    assert not {name for (name,) in rows} & (hot | {"destination_health", "intents"})
 
 
 def test_no_index_holds_what_changes_in_a_stream(access: Access):
-    """An index on one of these columns would end heap-only updates."""
+    """An index on one of these columns would end heap-only updates; so would one on a destination's."""
     with as_owner(access) as owner:
         rows = owner.execute(
-            "SELECT DISTINCT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indexrelid "
-            "WHERE i.indrelid = 'streams'::regclass"
+            "SELECT i.indrelid::regclass::text, array_agg(DISTINCT a.attname::text) "
+            "FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indexrelid "
+            "WHERE i.indrelid IN ('streams'::regclass, 'destinations'::regclass, 'destination_health'::regclass) "
+            "GROUP BY 1"
         ).fetchall()
-    assert {name for (name,) in rows} == {"tenant", "stream", "project", "producer"}
+    assert {table: set(columns) for table, columns in rows} == {
+        "streams": {"tenant", "stream", "project", "producer"},
+        "destinations": {"tenant", "stream", "project", "destination"},
+        "destination_health": {"tenant", "stream"},
+    }
+
+
+def test_only_intents_have_row_level_security(access: Access):
+    """Applications write there under logins of their own; every other role names the tenant in each statement."""
+    with as_owner(access) as owner:
+        rows = owner.execute(
+            "SELECT relname, relforcerowsecurity, array_agg(p.policyname::text ORDER BY p.policyname) FROM pg_class c "
+            "LEFT JOIN pg_policies p ON p.schemaname = 'postseal' AND p.tablename = c.relname "
+            "WHERE c.relnamespace = 'postseal'::regnamespace AND c.relrowsecurity GROUP BY 1, 2"
+        ).fetchall()
+    policies = ["intents_of_a_login", "intents_to_cancel", "intents_to_seal", "intents_to_see"]
+    assert rows == [("intents", False, policies)]

@@ -18,7 +18,7 @@ from postseal.postgres.migrate import Migration, migrate, read_passwords, requir
 from postseal.postgres.watchdog import watching
 from postseal.settings import Settings
 
-COMMITTING_PARTS = (Part.ADMIN, Part.INGEST)
+COMMITTING_PARTS = (Part.ADMIN, Part.INGEST, Part.DELIVERY)
 """Whose commits are answers here."""
 
 

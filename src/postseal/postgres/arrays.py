@@ -7,6 +7,7 @@ integers big-endian.
 """
 
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from struct import Struct
 from typing import ClassVar
 
@@ -17,6 +18,9 @@ from psycopg.pq import Format
 _HEADER = Struct(">iiIii")
 _LENGTH = Struct(">i")
 _NULL = _LENGTH.pack(-1)
+_INT8 = Struct(">q")
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 class _Packed(bytes):
@@ -57,6 +61,12 @@ class UuidArray(_Packed):
     element_oid, array_oid = 2950, 2951
 
 
+class TimestampArray(_Packed):
+    """The type timestamptz[]."""
+
+    element_oid, array_oid = 1184, 1185
+
+
 def int8s(values: Sequence[int]) -> Int8Array:
     """Pack integers of 64 bits."""
     lengths_and_values = [8] * (2 * len(values))
@@ -88,6 +98,12 @@ def uuids(values: Sequence[bytes]) -> UuidArray:
     return UuidArray(_header(UuidArray, len(values), has_null=False) + body)
 
 
+def timestamps(values: Sequence[datetime | None]) -> TimestampArray:
+    """Pack moments, each with its time zone, and NULLs."""
+    packed = [value if value is None else _INT8.pack((value - _EPOCH) // _MICROSECOND) for value in values]
+    return TimestampArray(_pack(TimestampArray, packed))
+
+
 def _pack(kind: type[_Packed], values: Sequence[bytes | None]) -> bytes:
     length = _LENGTH.pack
     packed = [_NULL if value is None else length(len(value)) + value for value in values]
@@ -107,6 +123,6 @@ class _PackedDumper(Dumper):
 
 def register(context: AdaptContext) -> None:
     """Let `context` (a connection) pass packed arrays as they are."""
-    for kind in (Int8Array, BoolArray, TextArray, ByteaArray, UuidArray):
+    for kind in (Int8Array, BoolArray, TextArray, ByteaArray, UuidArray, TimestampArray):
         dumper = type(f"{kind.__name__}Dumper", (_PackedDumper,), {"oid": kind.array_oid})
         context.adapters.register_dumper(kind, dumper)

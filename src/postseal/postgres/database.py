@@ -1,6 +1,6 @@
 """Connections: one login role a part of the service, a small pool for everything that is not a group commit."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self, TypeVar
@@ -108,6 +108,7 @@ class Database:
             # a database that comes back after an hour is in use at once.
             reconnect_timeout=POOL_WAIT_S,
             open=False,
+            configure=_configure,
             kwargs={"autocommit": True, "prepare_threshold": 1 if prepare else None},
         )
 
@@ -138,10 +139,25 @@ class Database:
         Raises Unavailable when the database cannot be reached, does not answer in time, or the commit is not
         certain; any other database error is a fault in our SQL and passes through.
         """
+
+        async def in_its_own(connection: Connection) -> T:
+            return await in_transaction(connection, work)
+
+        return await self.exchange(in_its_own)
+
+    async def exchange(self, work: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
+        """The result of `work`, which begins and commits by itself on the connection that it is given.
+
+        Raises what `transact` raises.
+        """
         try:
             async with self._pool.connection() as connection:
-                return await within_deadline(connection, in_transaction(connection, work), DATABASE_DEADLINE_S)
+                return await within_deadline(connection, work(connection), DATABASE_DEADLINE_S)
         except psycopg.OperationalError as error:
             # The cause is for the operator; whoever calls learns no more than that it may be tried again.
             _log.warning("database_failed", error=type(error).__name__, sqlstate=error.sqlstate)
             raise Unavailable("the database cannot be used at the moment") from None
+
+
+async def _configure(connection: Connection) -> None:
+    arrays.register(connection)

@@ -9,7 +9,8 @@ of these the result is not known, the connection is thrown away, and the caller 
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, LiteralString, Self, TypeAlias, TypeVar
 
 import psycopg
@@ -78,14 +79,40 @@ async def in_transaction(connection: Connection, work: Callable[[Connection], Aw
     Whatever `work` raises leaves after a rollback. A lost connection is psycopg's OperationalError, a commit that is
     not certain is Unavailable: then nothing is known.
     """
+    async with _to_its_end(connection) as witness:
+        async with connection.pipeline():
+            await connection.execute(BEGIN)
+            await connection.execute(SET_BOUNDS)
+        result = await work(connection)
+        cursor = await connection.execute("COMMIT")
+        witness.require_commit(cursor.statusmessage)
+    return result
+
+
+async def in_one_exchange(
+    connection: Connection, bounds: LiteralString, send: Callable[[Connection], Awaitable[T]]
+) -> T:
+    """What `send` returns, once it has committed for certain: begin, `bounds`, `send` and commit in one round trip.
+
+    `send` executes statements and reads no result; the cursors that it returns can be read afterwards. What is raised
+    is as in `in_transaction`.
+    """
+    async with _to_its_end(connection) as witness:
+        async with connection.pipeline():
+            await connection.execute(BEGIN)
+            await connection.execute(bounds)
+            sent = await send(connection)
+            committed = await connection.execute("COMMIT")
+        witness.require_commit(committed.statusmessage)
+    return sent
+
+
+@asynccontextmanager
+async def _to_its_end(connection: Connection) -> AsyncGenerator[CommitWitness]:
+    """After an error the transaction is rolled back; where its commit is not certain, the connection is thrown away."""
     with CommitWitness(connection) as witness:
         try:
-            async with connection.pipeline():
-                await connection.execute(BEGIN)
-                await connection.execute(SET_BOUNDS)
-            result = await work(connection)
-            cursor = await connection.execute("COMMIT")
-            witness.require_commit(cursor.statusmessage)
+            yield witness
         except Unavailable:
             discard(connection)
             await connection.close()
@@ -93,7 +120,6 @@ async def in_transaction(connection: Connection, work: Callable[[Connection], Aw
         except BaseException:
             await roll_back(connection)
             raise
-    return result
 
 
 async def roll_back(connection: Connection) -> None:

@@ -1,0 +1,134 @@
+"""Intents that wait to be sealed: found, taken, refused, dropped (role delivery).
+
+Whoever takes some then locks their destinations, seals, and drops or refuses them, all in one transaction.
+"""
+
+from collections.abc import Sequence
+from typing import LiteralString
+from uuid import UUID
+
+from msgspec import Struct
+
+from postseal.postgres import arrays
+from postseal.postgres.ingest import SET_PLANS
+from postseal.postgres.transaction import Connection
+from postseal.rules.delivery import SealCode
+
+MAX_INTENTS = 100
+"""By one transaction: its destinations are locked meanwhile."""
+
+
+class WaitingIntent(Struct, frozen=True, gc=False):
+    """An intent that is due to be sealed, locked by this transaction."""
+
+    delivery: UUID
+    project: str
+    destination: str
+    idempotency_key: str
+    data: str
+    """JSON text as the application wrote it: at most 8,192 bytes, of any depth, judged by nobody yet."""
+    attempt_limit: int | None
+    expires_at_ms: int | None
+    login: str
+    tries: int
+
+    def __repr__(self) -> str:
+        return f"WaitingIntent({self.delivery})"
+
+
+TENANTS_WITH_INTENTS: LiteralString = """
+WITH RECURSIVE tenants AS (
+    (SELECT i.tenant FROM intents i WHERE i.tenant > %(after)s ORDER BY i.tenant LIMIT 1)
+    UNION ALL
+    SELECT n.tenant
+    FROM tenants t
+    CROSS JOIN LATERAL (
+        SELECT i.tenant FROM intents i WHERE i.tenant > t.tenant ORDER BY i.tenant LIMIT 1
+    ) AS n
+)
+SELECT t.tenant
+FROM tenants t
+CROSS JOIN LATERAL (
+    SELECT FROM intents i WHERE i.tenant = t.tenant AND i.due_at <= statement_timestamp()
+    ORDER BY i.tenant, i.due_at LIMIT 1
+) AS due
+LIMIT %(limit)s
+"""
+
+
+async def tenants_with_intents(connection: Connection, *, after: str, limit: int) -> list[str]:
+    """The first `limit` tenants behind `after` ('' for all) that have intents due, by name."""
+    async with connection.pipeline():
+        await connection.execute(f"SELECT {SET_PLANS}")
+        cursor = await connection.execute(TENANTS_WITH_INTENTS, {"after": after, "limit": limit})
+    return [tenant for (tenant,) in await cursor.fetchall()]
+
+
+TAKE_INTENTS: LiteralString = """
+SELECT delivery, project, destination, idempotency_key, data::text, attempt_limit,
+       floor(extract(epoch FROM expires_at) * 1000)::bigint, login, tries
+FROM intents
+WHERE tenant = %(tenant)s AND due_at <= statement_timestamp()
+ORDER BY tenant, due_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+"""
+
+
+async def take_intents(connection: Connection, tenant: str, *, limit: int) -> list[WaitingIntent]:
+    """Lock at most `limit` (and never more than 100) due intents of a tenant, the longest due first.
+
+    Those that another transaction has locked are passed over.
+    """
+    async with connection.pipeline():
+        await connection.execute(f"SELECT {SET_PLANS}")
+        cursor = await connection.execute(TAKE_INTENTS, {"tenant": tenant, "limit": min(limit, MAX_INTENTS)})
+    return [WaitingIntent(*row) for row in await cursor.fetchall()]
+
+
+# They are locked by this transaction, so that each stays at its place.
+DROP_INTENTS: LiteralString = """
+WITH named AS MATERIALIZED (
+    SELECT i.ctid AS place
+    FROM unnest(%(tenants)s::text[], %(deliveries)s::uuid[]) AS n (tenant, delivery)
+    CROSS JOIN LATERAL (
+        SELECT i.ctid FROM intents i WHERE i.tenant = n.tenant AND i.delivery BETWEEN n.delivery AND n.delivery
+        ORDER BY i.delivery LIMIT 1
+    ) AS i
+)
+DELETE FROM intents i USING named n WHERE i.ctid = n.place
+"""
+
+
+async def drop_intents(connection: Connection, tenant: str, deliveries: Sequence[UUID]) -> None:
+    """Delete intents that were sealed; the caller has taken them."""
+    packed = arrays.uuids([delivery.bytes for delivery in deliveries])
+    tenants = arrays.texts([tenant] * len(deliveries))
+    await connection.execute(DROP_INTENTS, {"tenants": tenants, "deliveries": packed})
+
+
+REFUSE_INTENTS: LiteralString = """
+WITH named AS MATERIALIZED (
+    SELECT i.ctid AS place, n.code
+    FROM unnest(%(tenants)s::text[], %(deliveries)s::uuid[], %(codes)s::text[]) AS n (tenant, delivery, code)
+    CROSS JOIN LATERAL (
+        SELECT i.ctid FROM intents i WHERE i.tenant = n.tenant AND i.delivery BETWEEN n.delivery AND n.delivery
+        ORDER BY i.delivery LIMIT 1
+    ) AS i
+)
+UPDATE intents i
+SET code = n.code, tries = i.tries + 1,
+    due_at = clock_timestamp() + least(5 * 2 ^ least(i.tries, 10), 300) * interval '1 second'
+FROM named n WHERE i.ctid = n.place
+"""
+
+
+async def refuse_intents(connection: Connection, tenant: str, refusals: Sequence[tuple[UUID, SealCode]]) -> None:
+    """Let intents wait, each with its code: 5 s after the first refusal, twice as long after each, at most 5 minutes.
+
+    The caller has taken them.
+    """
+    parameters = {
+        "tenants": arrays.texts([tenant] * len(refusals)),
+        "deliveries": arrays.uuids([delivery.bytes for delivery, _ in refusals]),
+        "codes": arrays.texts([code for _, code in refusals]),
+    }
+    await connection.execute(REFUSE_INTENTS, parameters)
