@@ -1,0 +1,116 @@
+"""Destinations' secrets at rest: encrypted under the deployment's key, a file that never enters the database.
+
+What is encrypted (XChaCha20-Poly1305, a random nonce) is bound to its tenant, stream and scheme: moved to another row
+it does not open.
+"""
+
+import os
+import secrets
+import stat
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from nacl.exceptions import CryptoError
+from nacl.secret import Aead
+
+from postseal.errors import PostsealError, StartupError
+from postseal.senders import Scheme, Secret
+
+KEY_BYTES: Final = 32
+_VERSION: Final = b"\x01"
+"""Stands in front of what is encrypted; a later form has another one."""
+
+
+class SecretUnusable(PostsealError):
+    """An encrypted secret does not open: it was made under another deployment key, or for another destination."""
+
+
+class DeploymentKey:
+    """Encrypts and opens destinations' secrets. Its `repr` shows nothing of it."""
+
+    def __init__(self, key: bytes) -> None:
+        self._aead = Aead(key)
+
+    def __repr__(self) -> str:
+        return "DeploymentKey(…)"
+
+    def encrypt(self, tenant: str, stream: int, secret: Secret) -> bytes:
+        """The secret of that destination, as the database keeps it."""
+        return _VERSION + bytes(self._aead.encrypt(secret.key, _bound_to(tenant, stream, secret.scheme)))
+
+    def open(self, tenant: str, stream: int, scheme: str, encrypted: bytes) -> Secret:
+        """The secret of that destination again. Raises SecretUnusable."""
+        try:
+            if not encrypted.startswith(_VERSION):
+                raise ValueError
+            known = Scheme(scheme)
+            return Secret(known, self._aead.decrypt(encrypted[len(_VERSION) :], _bound_to(tenant, stream, known)))
+        except (ValueError, CryptoError):
+            raise SecretUnusable(
+                "a destination's secret does not open: the deployment key file is not the one it was made under"
+            ) from None
+
+
+def load_deployment_key(file: Path, *, make: bool) -> DeploymentKey:
+    """Read the deployment's key: 32 bytes in a regular file that is this account's alone.
+
+    With `make`, a file that is missing is made, once whoever else makes it at the same time. Raises StartupError with
+    one line that says what to do.
+    """
+    try:
+        if make and not file.exists():
+            if not file.parent.is_dir():
+                raise StartupError(f"there is no folder {file.parent} for the deployment key file: make it")
+            _make(file)
+        key = _read_private(file)
+    except FileNotFoundError:
+        raise StartupError(
+            f"there is no deployment key file {file}: put back the one under which destinations' secrets were made, "
+            "or, before there are any, run `postseal migrate`"
+        ) from None
+    except OSError as error:
+        raise StartupError(f"cannot use the deployment key file {file}: {error.strerror}") from None
+    if len(key) != KEY_BYTES:
+        raise StartupError(f"the deployment key file {file} does not hold exactly {KEY_BYTES} bytes")
+    return DeploymentKey(key)
+
+
+def _bound_to(tenant: str, stream: int, scheme: Scheme) -> bytes:
+    return f"postseal destination secret\0{tenant}\0{stream}\0{scheme}".encode()
+
+
+def _make(file: Path) -> None:
+    """Keep a new key for certain before it is used: what it encrypts cannot be read without it."""
+    descriptor, draft = tempfile.mkstemp(dir=file.parent, prefix=file.name)  # 0600
+    try:
+        with os.fdopen(descriptor, "wb") as opened:
+            opened.write(secrets.token_bytes(KEY_BYTES))
+            opened.flush()
+            os.fsync(opened.fileno())
+        try:
+            os.link(draft, file)
+        except FileExistsError:
+            return  # another process was quicker: its key is the key
+        folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    finally:
+        Path(draft).unlink()
+
+
+def _read_private(file: Path) -> bytes:
+    """What a file holds that is this account's alone; one byte more than a key at most."""
+    # Whoever could put a link or a pipe here could make us read, or wait for, anything.
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as opened:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise StartupError(f"the deployment key file {file} is no regular file")
+        if found.st_uid != os.geteuid():
+            raise StartupError(f"the deployment key file {file} belongs to user id {found.st_uid}: run as it")
+        if found.st_mode & 0o077:
+            raise StartupError(f"others may read the deployment key file {file}: chmod 600 it, and change the secrets")
+        return opened.read(KEY_BYTES + 1)
