@@ -1,0 +1,198 @@
+"""Whose turn it is: fair among tenants, and among the destinations of one."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from mailing import Box, delivering, fill, make_box
+
+from postseal import scheduler
+from postseal.postgres.access import Access
+from postseal.postgres.database import Database
+from postseal.postgres.turns import Due
+from postseal.scheduler import FixedTenants, RoundRobin, TenantScheduler, Turn
+
+pytestmark = pytest.mark.anyio
+
+
+class Clock:
+    """Time that a test moves."""
+
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """One that stands still."""
+    return Clock()
+
+
+@pytest.fixture
+async def database(access: Access) -> AsyncIterator[Database]:
+    """The part that delivers."""
+    async with delivering(access) as database:
+        yield database
+
+
+def always(_due: Due) -> bool:
+    """There is room."""
+    return True
+
+
+def with_mail(access: Access, tenant: str, *names: str) -> list[Box]:
+    """Destinations with one delivery each."""
+    boxes = [make_box(access, name, tenant=tenant) for name in names]
+    for box in boxes:
+        fill(access, box, 1)
+    return boxes
+
+
+async def turns(of: TenantScheduler, count: int) -> list[Turn]:
+    """So many turns, after each of which everything may have more."""
+    taken: list[Turn] = []
+    for _ in range(count):
+        turn = await of.next_turn(always)
+        assert turn is not None
+        taken.append(turn)
+        of.done(turn, turn.due)
+    return taken
+
+
+async def test_each_tenant_has_one_turn_then_the_next(access: Access, database: Database, clock: Clock):
+    """However many destinations one of them has."""
+    with_mail(access, "acme", "a", "b", "c", "d")
+    with_mail(access, "globex", "a")
+    with_mail(access, "initech", "a", "b")
+    make_box(access, "silent", tenant="umbrella")
+    taken = await turns(RoundRobin(database, clock), 6)
+    assert [turn.tenant for turn in taken] == ["acme", "globex", "initech"] * 2
+    assert [len(turn.due) for turn in taken[:3]] == [4, 1, 2]
+    assert taken[0].identity == "tenant-scheduler/acme"
+
+
+async def test_destinations_of_a_tenant_take_turns(
+    access: Access, database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    """Where a turn is for fewer than are due, the others come first next time."""
+    monkeypatch.setattr(scheduler, "STREAMS_A_TURN", 2)
+    streams = [box.stream for box in with_mail(access, "acme", "a", "b", "c", "d", "e")]
+    taken = await turns(RoundRobin(database, clock), 5)
+    served = [due.stream for turn in taken for due in turn.due]
+    assert served == streams * 2
+
+
+async def test_who_has_no_room_is_passed_over(access: Access, database: Database, clock: Clock):
+    """A tenant without room does not keep the next one waiting, and keeps its place."""
+    acme, globex = with_mail(access, "acme", "a", "b"), with_mail(access, "globex", "a")
+    of = RoundRobin(database, clock)
+    turn = await of.next_turn(lambda due: due.stream != acme[0].stream)
+    assert turn is not None
+    assert [due.stream for due in turn.due] == [acme[1].stream]
+    turn = await of.next_turn(lambda due: due.tenant != "acme")
+    assert turn is not None
+    assert [due.stream for due in turn.due] == [globex[0].stream]
+    assert await of.next_turn(lambda _due: False) is None
+    turn = await of.next_turn(always)
+    assert turn is not None
+    assert [due.stream for due in turn.due] == [acme[0].stream]
+    assert await of.next_turn(always) is None
+
+
+async def test_new_mail_is_seen_when_nothing_else_is_due_and_within_a_second(
+    access: Access, database: Database, clock: Clock
+):
+    """Between two looks nobody asks the database: idle looks have a gap, and busy ones LOOK_EVERY_S."""
+    of = RoundRobin(database, clock)
+    assert await of.next_turn(always) is None
+    with_mail(access, "globex", "a")
+    assert await of.next_turn(always) is None
+    clock.now_s += 2 * scheduler.LOOK_GAP_S
+    [first] = await turns(of, 1)
+    assert first.tenant == "globex"
+    with_mail(access, "acme", "a")
+    assert {turn.tenant for turn in await turns(of, 3)} == {"globex"}
+    clock.now_s += scheduler.LOOK_EVERY_S
+    assert {turn.tenant for turn in await turns(of, 2)} == {"globex", "acme"}
+
+
+async def test_what_is_used_up_is_gone_until_it_is_seen_again(access: Access, database: Database, clock: Clock):
+    """A turn that found nothing does not come back by itself."""
+    with_mail(access, "acme", "a")
+    of = RoundRobin(database, clock)
+    turn = await of.next_turn(always)
+    assert turn is not None
+    of.done(turn, ())
+    assert await of.next_turn(always) is None
+    clock.now_s += 2 * scheduler.LOOK_GAP_S
+    assert await of.next_turn(always) is not None
+
+
+async def test_a_tenant_with_very_many_destinations_hides_nobody(
+    access: Access, database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    """In one look all tenants are seen; in some more all of its destinations, though no look reads them all."""
+    monkeypatch.setattr(scheduler, "PAGE_STREAMS", 3)
+    monkeypatch.setattr(scheduler, "PAGES_A_LOOK", 4)
+    many = with_mail(access, "acme", *(f"box-{n:02}" for n in range(17)))
+    with_mail(access, "aaa", "a")
+    with_mail(access, "zzz", "a")
+    of = RoundRobin(database, clock)
+    assert [turn.tenant for turn in await turns(of, 3)] == ["aaa", "acme", "zzz"]
+    seen: set[int] = set()
+    for _ in range(7):
+        [turn] = [turn for turn in await turns(of, 3) if turn.tenant == "acme"]
+        seen |= {due.stream for due in turn.due}
+        clock.now_s += scheduler.LOOK_EVERY_S
+    assert seen == {box.stream for box in many}
+
+
+async def test_what_is_known_to_be_due_is_bounded(
+    access: Access, database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    """A worker that cannot keep up does not remember more and more."""
+    monkeypatch.setattr(scheduler, "MAX_SEEN_STREAMS", 5)
+    monkeypatch.setattr(scheduler, "PAGE_STREAMS", 5)
+    monkeypatch.setattr(scheduler, "PAGES_A_LOOK", 1)
+    for n in range(20):
+        with_mail(access, f"tenant-{n:02}", "a")
+    of = RoundRobin(database, clock)
+    for _ in range(8):
+        clock.now_s += scheduler.LOOK_EVERY_S
+        assert await of.next_turn(lambda _due: False) is None
+        assert of._turns._streams == 5
+    served: set[str] = set()
+    for _ in range(8):
+        clock.now_s += scheduler.LOOK_EVERY_S
+        while turn := await of.next_turn(always):
+            served.add(turn.tenant)
+            of.done(turn, ())
+        assert of._turns._streams <= 5
+    assert len(served) == 20
+
+
+async def test_fixed_tenants_alone_have_turns(access: Access, database: Database, clock: Clock):
+    """A worker of some tenants serves them in turn, and nobody else."""
+    for tenant in ("acme", "globex", "initech"):
+        with_mail(access, tenant, "a", "b")
+    taken = await turns(FixedTenants(database, ["initech", "acme", "nobody"], clock), 4)
+    assert [turn.tenant for turn in taken] == ["initech", "acme"] * 2
+    assert [len(turn.due) for turn in taken] == [2] * 4
+
+
+async def test_a_fixed_tenant_with_very_many_destinations_shows_them_all(
+    access: Access, database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    """Page after page, look after look."""
+    monkeypatch.setattr(scheduler, "STREAMS_A_TURN", 3)
+    many = with_mail(access, "acme", *(f"box-{n}" for n in range(8)))
+    of = FixedTenants(database, ["acme"], clock)
+    seen: list[int] = []
+    for _ in range(3):
+        while turn := await of.next_turn(always):
+            seen += [due.stream for due in turn.due]
+            of.done(turn, ())
+        clock.now_s += scheduler.LOOK_EVERY_S
+    assert sorted(seen) == [box.stream for box in many]
