@@ -4,9 +4,9 @@ In one transaction, in this order:
 
 1. lock the invitation of the code; two that come with one code are served one after the other
 2. the public key is a good one, and its signature over code, device, key id and tenant holds
-3. first use: make the device (or lock it, where the invitation adds a key), its key, and its stream in each
-   project; use again: the same key and proof bring the answer that was lost, with a new credential in place of
-   the earlier
+3. first use: make the device (or lock it, where the invitation adds a key), its key, and in each project its stream
+   and the destination from which it pulls; use again: the same key and proof bring the answer that was lost, with a
+   new credential in place of the earlier
 4. the credential, for the projects of the invitation and no others: whoever made it answered for those alone
 5. the audit event
 
@@ -27,7 +27,7 @@ from postseal.identity.codes import code_hash
 from postseal.identity.tokens import new_token
 from postseal.identity.verified import Role
 from postseal.outcomes import Reason
-from postseal.postgres import audit, credentials, devices, invitations, keys, streams
+from postseal.postgres import audit, credentials, destinations, devices, invitations, keys, streams
 from postseal.postgres.database import Connection, Database
 from postseal.postgres.invitations import Invitation
 
@@ -52,19 +52,22 @@ class _Request:
     public_key: bytes
     keyid: str
     proof_hash: bytes
+    max_pending: int
 
 
 async def enrol(
-    database: Database, *, code: str, public_key: bytes, proof: bytes, credential_lifetime_s: int
+    database: Database, *, code: str, public_key: bytes, proof: bytes, credential_lifetime_s: int, max_pending: int
 ) -> Enrolled:
     """Enrol the device that `code` invites, with an Ed25519 key (32 bytes) and its proof (64 bytes).
 
-    `database` is the administrators' part. Raises Refused `enrolment_refused`, and Unavailable.
+    `database` is the administrators' part; as many as `max_pending` deliveries may wait for the device in each project.
+    Raises Refused `enrolment_refused`, and Unavailable.
     """
     hash_of_code = code_hash(code)
     if hash_of_code is None:
         _refuse()
-    request = _Request(hash_of_code, public_key, _good_keyid(public_key), hashlib.sha256(proof).digest())
+    proof_hash = hashlib.sha256(proof).digest()
+    request = _Request(hash_of_code, public_key, _good_keyid(public_key), proof_hash, max_pending)
 
     async def work(connection: Connection) -> Enrolled:
         invitation = await invitations.lock_valid(connection, hash_of_code)
@@ -105,6 +108,11 @@ async def _first_use(connection: Connection, invitation: Invitation, request: _R
         # The device's own key may open further projects.
         await _require_active_key(connection, invitation, request.keyid)
     await streams.insert_missing(connection, tenant=tenant, device=device, projects=invitation.projects)
+    for project in invitation.projects:
+        # One that has its name already stays as it is.
+        await destinations.create(
+            connection, tenant, project, device, mode="pull", url=None, max_pending=request.max_pending
+        )
 
 
 async def _use_again(connection: Connection, invitation: Invitation, request: _Request) -> None:

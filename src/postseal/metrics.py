@@ -59,6 +59,28 @@ class Pool(StrEnum):
     INGEST = "ingest"
     ADMIN = "admin"
     READS = "reads"
+    DELIVERY = "delivery"
+    WORKER = "worker"
+
+
+class Became(StrEnum):
+    """What came of a delivery that a worker claimed, as `cycle.Counts` has it."""
+
+    DELIVERED = "delivered"
+    RETRIED = "retried"
+    DEAD = "dead"
+    ENDED = "ended"
+    RELEASED = "released"
+    FENCED = "fenced"
+    LEFT = "left"
+
+
+class Lost(StrEnum):
+    """Why a tenant's turn was not used to its end."""
+
+    LIMITED = "limited"
+    FAILED = "failed"
+    CUT_OFF = "cut_off"
 
 
 class Memory(StrEnum):
@@ -75,6 +97,7 @@ class Metrics:
         disable_created_metrics()  # which a shared folder has not, and nobody asks for
         self.registry = CollectorRegistry()
         self._make_inbound()
+        self._make_outbound()
         self._make_callers()
         self._make_database()
         self._make_process()
@@ -115,6 +138,31 @@ class Metrics:
         self.queue_entries = self._gauge("queue_entries", "Entries that wait for a group; a process takes 20,000")
         self.signatures = self._counter("signatures_verified_total", "Signatures verified, good ones and bad ones")
         self.signature_seconds = self._counter("signature_seconds_total", "Seconds spent on verifying signatures")
+
+    def _make_outbound(self) -> None:
+        deliveries = self._counter(
+            "deliveries_total",
+            "What came of deliveries that a worker claimed; ended: expired or out of attempts, nothing was sent; "
+            "released: given back unsent; fenced: somebody else's by now; left: to the end of their leases",
+            "became",
+        )
+        self.deliveries = {became: deliveries.labels(became) for became in Became}
+        self.leases_renewed = self._counter("leases_renewed_total", "Leases made longer because a push took long")
+        self.turns = self._counter("turns_total", "Turns of tenants that a worker began")
+        lost = self._counter("turns_lost_total", "Those of them that were not used to their end", "why")
+        self.turns_lost = {why: lost.labels(why) for why in Lost}
+        self.deliveries_out = self._gauge("deliveries_out", "Deliveries that workers push, or are about to")
+        self.pending = self._database_gauge(
+            "pending_deliveries", "Deliveries that wait or are out, pulled and held ones among them"
+        )
+        self.held = self._database_gauge("held_deliveries", "Those of them whose destination is disabled")
+        self.failing = self._database_gauge("failing_destinations", "Destinations whose last attempt failed")
+        self.overdue = self._database_gauge(
+            "overdue_seconds", "How long ago, in seconds, the delivery became due that waits longest for a worker"
+        )
+        self.dead_letters = self._database_gauge("dead_letters", "Dead letters, counted up to 10,000")
+        self.intents = self._database_gauge("intents", "Intents that are not sealed yet, counted up to 10,000")
+        self.intent_age = self._database_gauge("intent_age_seconds", "Age in seconds of the oldest of them")
 
     def _make_callers(self) -> None:
         requests = self._counter("limiter_requests_total", "Requests, by what a limiter answered", "limiter", "answer")

@@ -44,6 +44,9 @@ class Reason(StrEnum):
     METHOD_NOT_ALLOWED = "method_not_allowed"
     REQUEST_INVALID = "request_invalid"
     CONFLICT = "conflict"
+    IDEMPOTENCY_KEY_MISSING = "idempotency_key_missing"
+    DESTINATION_FULL = "destination_full"
+    SIGNING_UNAVAILABLE = "signing_unavailable"
 
     @property
     def retryable(self) -> bool:
@@ -58,5 +61,7 @@ _RETRYABLE = frozenset(
         Reason.SYNC_RATE_LIMITED,
         Reason.SEQUENCE_BEYOND_WINDOW,
         Reason.UNAVAILABLE,
+        Reason.DESTINATION_FULL,
+        Reason.SIGNING_UNAVAILABLE,
     }
 )

@@ -21,10 +21,11 @@ from postseal.door import Door
 from postseal.errors import Unavailable
 from postseal.inbox import Inbox
 from postseal.limits import RateLimiter
-from postseal.metrics import Limiter, Memory, Metrics, Pool
+from postseal.metrics import Became, Limiter, Lost, Memory, Metrics, Pool
 from postseal.postgres.access import Access
-from postseal.postgres.backlog import read_backlog
+from postseal.postgres.backlog import Backlog, OutboundBacklog, read_backlog, read_outbound_backlog
 from postseal.postgres.database import Database
+from postseal.worker import Worker
 
 SAMPLE_EVERY_S = 1.0
 BACKLOG_FOR_S = 15.0
@@ -45,6 +46,7 @@ class Sampler:
     door: Door
     inbox: Inbox
     committer: Committer
+    _worker: Worker | None = None
     _brought: dict[Counter, float] = field(default_factory=dict[Counter, float])
     _process: ProcessCollector = field(default_factory=lambda: ProcessCollector(registry=None))
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -54,9 +56,16 @@ class Sampler:
     def __post_init__(self) -> None:
         self.metrics.processes.set(1)
 
+    def watch(self, worker: Worker, pool: Database) -> None:
+        """Bring what this process's worker knows too, and how the pool stands that it uses."""
+        self._worker = worker
+        self.pools = {**self.pools, Pool.WORKER: pool}
+
     def sample(self) -> None:
         """Bring everything that is known without asking."""
         self._sample_flow()
+        if self._worker is not None:
+            self._sample_worker(self._worker)
         self._sample_database()
         self._sample_process()
 
@@ -70,17 +79,32 @@ class Sampler:
             try:
                 async with asyncio.timeout(BACKLOG_DEADLINE_S):
                     backlog = await self.pools[Pool.INGEST].transact(read_backlog)
+                    outbound = await self.pools[Pool.DELIVERY].transact(read_outbound_backlog)
             except (Unavailable, TimeoutError, psycopg.Error) as error:
                 _log.warning("backlog_not_read", error=type(error).__name__)
                 return
+        self.metrics.backlog_read_at.set(time.time())
+        self._set_backlog(backlog)
+        self._set_outbound_backlog(outbound)
+
+    def _set_backlog(self, backlog: Backlog) -> None:
         metrics = self.metrics
-        metrics.backlog_read_at.set(time.time())
         metrics.streams_read.set(backlog.streams)
         metrics.streams_with_holes.set(backlog.streams_with_holes)
         metrics.missing_sequences.set(backlog.missing_sequences)
         metrics.payload_age.set(backlog.oldest_payload_age_s)
         metrics.expired_payloads.set(backlog.expired_payloads)
         metrics.expired_age.set(backlog.expired_age_s)
+
+    def _set_outbound_backlog(self, backlog: OutboundBacklog) -> None:
+        metrics = self.metrics
+        metrics.pending.set(backlog.pending)
+        metrics.held.set(backlog.held)
+        metrics.failing.set(backlog.failing_destinations)
+        metrics.overdue.set(backlog.overdue_s)
+        metrics.dead_letters.set(backlog.dead_letters)
+        metrics.intents.set(backlog.intents)
+        metrics.intent_age.set(backlog.intent_age_s)
 
     def _sample_flow(self) -> None:
         metrics = self.metrics
@@ -92,6 +116,17 @@ class Sampler:
             self._bring(metrics.lookups[memory, False], lookups.misses)
         self._sample_limiter(Limiter.PEER, self.door.limiter)
         self._sample_limiter(Limiter.SYNC, self.inbox.limiter)
+
+    def _sample_worker(self, worker: Worker) -> None:
+        metrics, counts = self.metrics, worker.totals
+        for became in Became:
+            self._bring(metrics.deliveries[became], getattr(counts, became))
+        self._bring(metrics.leases_renewed, counts.renewed)
+        self._bring(metrics.turns, worker.turns)
+        self._bring(metrics.turns_lost[Lost.LIMITED], counts.limited)
+        self._bring(metrics.turns_lost[Lost.FAILED], worker.failed_turns)
+        self._bring(metrics.turns_lost[Lost.CUT_OFF], worker.timed_out_turns)
+        metrics.deliveries_out.set(worker.out)
 
     def _sample_limiter(self, name: Limiter, limiter: RateLimiter) -> None:
         for granted, asked in ((True, limiter.granted), (False, limiter.refused)):

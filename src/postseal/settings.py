@@ -24,6 +24,10 @@ TEST_PREFIX = "TEST_"
 
 MAX_PORT = 65_535
 SECONDS_A_MINUTE, SECONDS_A_DAY = 60, 86_400
+MAX_ATTEMPTS = 100
+"""Of one delivery, whoever sets the limit."""
+LISTS = {"TRUSTED_PROXIES", "ALLOWED_CIDRS"}
+"""Settings that the environment gives as one text with commas."""
 
 
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
@@ -105,7 +109,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     invitation_minutes: Annotated[int, Meta(ge=1, le=10_080, description="Minutes that an enrolment code lives")] = 60
     commit_lanes: Annotated[
         int, Meta(ge=1, le=16, description="Connections over which a process commits groups of envelopes")
-    ] = 2
+    ] = 1
     max_waiting_reads: Annotated[
         int,
         Meta(ge=0, description="Reads that may wait for envelopes in one process; what is beyond is answered at once"),
@@ -121,6 +125,69 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int,
         Meta(ge=0, description="MiB of that disk kept for the recovery of a database that filled it; 0 for none"),
     ] = 64
+    signing_keys_dir: Annotated[
+        str | None,
+        Meta(
+            description="Folder of the tenants' private signing keys, `<tenant>/<key id>.pem`, 0600; by default "
+            "signing in the data folder"
+        ),
+    ] = None
+    deployment_key_file: Annotated[
+        str | None,
+        Meta(
+            description="File (0600) of the key under which destinations' secrets lie encrypted in the database; "
+            "by default deployment.key in the data folder"
+        ),
+    ] = None
+    max_pending: Annotated[
+        int, Meta(ge=1, le=100_000_000, description="Deliveries that may be pending for one new destination")
+    ] = 100_000
+    attempt_limit: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=MAX_ATTEMPTS,
+            description="Attempts at a delivery after which it is dead, where its sender set none",
+        ),
+    ] = 8
+    lease_s: Annotated[
+        float, Meta(ge=5, le=3600, description="Seconds for which a claimed delivery is nobody else's")
+    ] = 60.0
+    send_timeout_s: Annotated[
+        float, Meta(gt=0, le=600, description="Seconds that one push to a destination may take")
+    ] = 15.0
+    destination_concurrency: Annotated[
+        int, Meta(ge=1, le=1000, description="Pushes that one process has on their way to one destination at once")
+    ] = 16
+    worker_cycles: Annotated[
+        int, Meta(ge=1, le=100, description="Tenants whose deliveries one process pushes at once")
+    ] = 4
+    cycle_timeout_s: Annotated[
+        float, Meta(gt=0, le=3600, description="Seconds after which a tenant's turn is cut off")
+    ] = 120.0
+    stop_grace_s: Annotated[
+        float, Meta(ge=0, le=600, description="Seconds that pushes under way get to end when the worker stops")
+    ] = 20.0
+    worker: Annotated[bool, Meta(description="Whether `serve` seals and delivers too")] = True
+    poll_s: Annotated[
+        float,
+        Meta(gt=0, le=60, description="Seconds between two looks for intents and due deliveries, less some jitter"),
+    ] = 0.5
+    allowed_cidrs: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="CIDRs of private or special addresses to which deliveries may be pushed all the same, "
+            "separated by commas in the environment"
+        ),
+    ] = ()
+    allow_http: Annotated[bool, Meta(description="Push to `http://` addresses too")] = False
+    egress_proxy: Annotated[
+        str | None, Meta(description="HTTP proxy through which deliveries are pushed: http://proxy.example.net:3128")
+    ] = None
+    ca_file: Annotated[
+        str | None,
+        Meta(description="PEM file of the authorities that may vouch for destinations; by default the system's"),
+    ] = None
     log_level: Annotated[
         str, Meta(pattern=r"^(debug|info|warning|error)\Z", description="debug, info, warning or error")
     ] = "info"
@@ -189,7 +256,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         if name.lower() not in Settings.__struct_fields__ or not name.isupper():
             raise StartupError(f"the variable {variable} is no setting: mend its name, or take it out")
         if text:
-            values[name.lower()] = [part.strip() for part in text.split(",")] if name == "TRUSTED_PROXIES" else text
+            values[name.lower()] = [part.strip() for part in text.split(",")] if name in LISTS else text
     return values
 
 

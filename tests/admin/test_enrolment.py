@@ -23,6 +23,7 @@ from postseal.postgres.database import Database, Part
 
 pytestmark = pytest.mark.anyio
 
+MAX_PENDING = 1000
 LIFETIME_S = 3600
 SMALL_ORDER = bytes.fromhex("0100000000000000000000000000000000000000000000000000000000000000")
 
@@ -55,7 +56,9 @@ class Applicant:
         request = {"public_key": self.public_key, **changes}
         if "proof" not in request:
             request["proof"] = self.proof(code)
-        return await enrol(self.database, code=code, credential_lifetime_s=LIFETIME_S, **request)
+        return await enrol(
+            self.database, code=code, credential_lifetime_s=LIFETIME_S, max_pending=MAX_PENDING, **request
+        )
 
 
 @pytest.fixture

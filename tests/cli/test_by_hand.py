@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ran import Cli
@@ -96,12 +97,17 @@ def test_a_word_that_the_trail_does_not_know_is_wrong_usage(on_database: Cli, ac
 
 
 def test_the_demo_in_json_is_one_document(run_folder: Path):
-    """For programs the demo prints one document: what was sent, and what it was answered."""
+    """For programs the demo prints one document: what was sent, answered and delivered; it runs twice in one home."""
     home = run_folder / "demo-in-json"
     command = [sys.executable, "-c", "from postseal.cli import main; main()", "demo", "--once", "--json"]
     command += ["--port", "0", "--data-dir", str(home)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
-    document = json.loads(ran.stdout)
+    for _ in range(2):
+        ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        require_both_ways(json.loads(ran.stdout))
+
+
+def require_both_ways(document: dict[str, Any]) -> None:
+    """The demo's document tells of every outcome, and of each way to a receiver."""
     assert [step["answer"].get("outcome") for step in document["steps"][:4]] == [
         "accepted",
         "duplicate",
@@ -109,6 +115,16 @@ def test_the_demo_in_json_is_one_document(run_folder: Path):
         "reordered",
     ]
     assert [item["sequence"] for item in document["readBack"]] == [1, 2, 3]
+    pushed, pulled, tried, redriven = document["deliveries"]
+    assert [each["state"] for each in document["deliveries"]] == ["delivered"] * 4
+    assert pushed["sameKey"]["delivery"] == pushed["delivery"]
+    assert pulled["destination"] == document["device"]
+    codes = [[failed["code"] for failed in each["failedAttempts"]] for each in document["deliveries"]]
+    assert codes == [[], [], ["status_5xx"] * 2, ["connect_failed"] * 2]
+    assert [each["attempt"] for each in document["deliveries"]] == [1, 1, 3, 3]
+    assert [letter["delivery"] for letter in redriven["deadLetters"]] == [redriven["delivery"]]
+    verified = [each["verified"] for each in (pushed, tried, redriven)]
+    assert verified == ["both signatures verified"] * 3
 
 
 def test_what_waits_behind_a_hole_is_told(on_database: Cli, access: Access):

@@ -15,6 +15,7 @@ from ran import Cli
 from fleet import Device, as_owner, enrol
 from postseal.envelope import ed25519
 from postseal.postgres.access import Access
+from postseal.postgres.migrate import migrations
 from postseal.service import running_service
 from postseal.settings import Settings
 
@@ -344,8 +345,9 @@ def test_migrate(on_database: Cli, access: Access) -> None:
     assert on_database("migrate", "--plan").text == "the database is up to date\n"
     with as_owner(access) as owner:
         owner.execute("DROP SCHEMA postseal CASCADE")
-    assert on_database("migrate", "--plan", "--json").document == {"pending": ["0001_inbound.sql"]}
+    files = [migration.name for migration in migrations()]
+    assert on_database("migrate", "--plan", "--json").document == {"pending": files}
     assert "run `postseal migrate`" in on_database("tenant", "list").why
-    assert on_database("migrate").text == "applied 0001_inbound.sql\n"
+    assert on_database("migrate").text == "".join(f"applied {name}\n" for name in files)
     assert on_database("migrate", "--json").document == {"applied": []}
     assert on_database("tenant", "list", "--json").document == {"tenants": []}

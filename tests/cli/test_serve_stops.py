@@ -193,7 +193,7 @@ def test_children_finish_when_their_parent_was_killed(access: Access) -> None:
 
 
 def test_a_killed_child_is_replaced_under_load(access: Access) -> None:
-    """Twice: another takes its place on its socket, and every envelope is acknowledged and there once."""
+    """Twice: another takes its place, and every envelope is acknowledged and there once."""
     devices = [enrol(access, f"device-{n}") for n in range(4)]
     with serving(access, 2) as (service, port, _, err):
         with sending(devices, port) as senders:

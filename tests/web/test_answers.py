@@ -18,7 +18,8 @@ def test_every_reason_has_a_status_and_a_title(reason: Reason) -> None:
     assert 400 <= status < 600
     assert title
     answer = answers.of_refusal(Refusal(reason, CORRELATION_ID))
-    assert (b"retry-after" in dict(answer.headers)) is (reason is Reason.UNAVAILABLE)
+    comes_again = (Reason.UNAVAILABLE, Reason.SIGNING_UNAVAILABLE, Reason.DESTINATION_FULL)
+    assert (b"retry-after" in dict(answer.headers)) is (reason in comes_again)
 
 
 def test_every_outcome_has_a_status() -> None:

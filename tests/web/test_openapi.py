@@ -20,6 +20,7 @@ import schemathesis
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from posting import Mailer, delivery, signing_site
 from schemathesis import APIOperation, Case, GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.openapi.loaders import from_dict
@@ -29,12 +30,13 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from served import Site, running_site
+from served import Site
 from starlette.routing import Route
 from test_enrolments import invite, wanted
 from wire import NDJSON, get, post, request
 
 from fleet import Device, enrol, issue
+from outgoing import new_destination, signing_key
 from postseal.envelope import ed25519
 from postseal.outcomes import Reason
 from postseal.postgres.access import Access
@@ -65,6 +67,7 @@ class World:
     operations: dict[str, APIOperation]
     credentials: dict[str, str]
     device: Device
+    mailer: Mailer
 
     def ask(self, case: Case, credential: str | None) -> requests.Response:
         """Make a request, and check its answer against the document."""
@@ -73,9 +76,15 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def site(shared_access: Access) -> Iterator[Site]:
-    """A server that a hundred wrong credentials do not tire."""
-    with running_site(shared_access, Settings(peer_burst=100_000)) as site:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server's keys lie."""
+    return tmp_path_factory.mktemp("keys")
+
+
+@pytest.fixture(scope="module")
+def site(shared_access: Access, folder: Path) -> Iterator[Site]:
+    """A server that can sign, and that a hundred wrong credentials do not tire."""
+    with signing_site(shared_access, folder, peer_burst=100_000) as site:
         yield site
 
 
@@ -88,8 +97,8 @@ def document(site: Site) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def world(site: Site, document: dict[str, Any]) -> World:
-    """A stream with a hole, an event to read, and a credential of each role."""
+def world(site: Site, document: dict[str, Any], folder: Path) -> World:
+    """A stream with a hole, an event to read, destinations to push to and to pull from, a credential of each role."""
     schema = from_dict(document)
     found = [result.ok() for result in schema.get_all_operations()]
     credentials = {
@@ -98,7 +107,12 @@ def world(site: Site, document: dict[str, Any]) -> World:
     credentials["device"] = site.device.token.reveal()
     for sequence in (1, 2, 4):
         assert site.ask(post(credentials["device"], site.device.envelope(sequence))).status == 201
-    return World(site, {f"{op.method.upper()} {op.path}": op for op in found}, credentials, site.device)
+    seed = signing_key(site.access, folder / "signing")
+    # To which nothing is ever sent.
+    destination = new_destination(site.access, url="https://127.0.0.1:9/")
+    new_destination(site.access, site.device.name, mode="pull")
+    mailer = Mailer(site, folder, "acme", destination, credentials["sender"], ed25519.public_key(seed))
+    return World(site, {f"{op.method.upper()} {op.path}": op for op in found}, credentials, site.device, mailer)
 
 
 def test_the_document_is_openapi_3_1(document: dict[str, Any]) -> None:
@@ -198,6 +212,44 @@ def good_requests(world: World) -> Iterator[tuple[str, str | None, dict[str, Any
     yield "POST /v1/admin/keys/{keyid}/revoke", "operator", {"path_parameters": {"keyid": spare.keyid}}
     yield "POST /v1/admin/credentials/{credential}/revoke", "operator", {"path_parameters": {"credential": token}}
     yield "POST /v1/admin/devices/{device}/retire", "operator", {"path_parameters": {"device": spare.name}}
+    yield from good_deliveries(world)
+    yield from good_destinations(world)
+
+
+def good_deliveries(world: World) -> Iterator[tuple[str, str | None, dict[str, Any]]]:
+    """The same for what is sent and pulled."""
+    mailer, path = world.mailer, "/v1/projects/{project}/deliveries"
+    sent = mailer.send().document["delivery"]
+    mailer.send(delivery(world.device.name))
+    one = {"path_parameters": {"project": "apollo", "delivery": sent}}
+    parts = {"path_parameters": {"project": "apollo"}, "headers": {"Idempotency-Key": "order:0001"}}
+    yield f"POST {path}", "sender", parts | {"body": delivery()}
+    yield f"GET {path}/{{delivery}}", "sender", one
+    yield f"POST {path}/{{delivery}}/cancel", "sender", one
+    yield "POST /v1/deliveries/claim", "device", {"body": {"limit": 1}}
+    settlement = {"project": "apollo", "sequence": 1, "attempt": 1, "token": str(uuid4()), "verdict": "delivered"}
+    yield "POST /v1/deliveries/settle", "device", {"body": {"items": [settlement]}}
+    yield "GET /v1/keys", "consumer", {}
+
+
+def good_destinations(world: World) -> Iterator[tuple[str, str | None, dict[str, Any]]]:
+    """The same for where it is sent, and for what was given up."""
+    path, project = "/v1/admin/projects/{project}/destinations", {"path_parameters": {"project": "apollo"}}
+    orders = {"path_parameters": {"project": "apollo", "destination": "orders"}}
+    push = {"destination": "bills", "mode": "push", "url": "https://receiver.example.net/"}
+    yield f"GET {path}", "operator", project
+    yield f"POST {path}", "operator", project | {"body": push}
+    for act in ("disable", "enable", "test"):
+        yield f"POST {path}/{{destination}}/{act}", "operator", orders
+    yield f"POST {path}/{{destination}}/rotate-secret", "operator", orders | {"body": {"scheme": "both"}}
+    mailer, letters = world.mailer, "/v1/admin/projects/{project}/dead-letters"
+    dead = mailer.send().document
+    mailer.destination.end(dead["sequence"], "dead", "status_5xx")
+    one = {"path_parameters": {"project": "apollo", "delivery": dead["delivery"]}}
+    for name in ("", "/count"):
+        yield f"GET {letters}{name}", "operator", project
+    yield f"POST {letters}/{{delivery}}/redrive", "operator", one | {"body": {}}
+    yield f"POST {letters}/redrive", "operator", project | {"body": {"code": "status_5xx"}}
 
 
 def test_a_good_request_of_each_call(world: World) -> None:
@@ -215,7 +267,8 @@ def test_a_good_request_of_each_call(world: World) -> None:
 
 def bad_requests(world: World, method: str, path: str, operation: dict[str, Any]) -> Iterator[tuple[int, bytes]]:
     """Requests of one call that are refused, and the status that says so."""
-    path = re.sub(r"\{(keyid|credential)\}", lambda found: {"keyid": "A" * 43}.get(found[1]) or str(uuid4()), path)
+    made_up = {"keyid": "A" * 43, "credential": str(uuid4()), "delivery": str(uuid4())}
+    path = re.sub(r"\{(keyid|credential|delivery)\}", lambda found: made_up[found[1]], path)
     path = re.sub(r"\{\w+\}", "nobody", path)
     roles = roles_of(operation)
     credential = world.credentials[roles[0]] if roles else None
@@ -224,7 +277,8 @@ def bad_requests(world: World, method: str, path: str, operation: dict[str, Any]
     body = b"{}" if media_type else None
     if roles:
         yield 401, request(method, path, body, credential="nonsense", **good)
-        yield 403, request(method, path, body, credential=world.credentials["sender"], **good)
+        other = next(role for role in world.credentials if role not in roles)
+        yield 403, request(method, path, body, credential=world.credentials[other], **good)
     if media_type:
         yield 413, request(method, path, b"", credential=credential, content_length="9999999", **good)
         yield 415, request(method, path, b"{}", credential=credential, content_type="text/css")
@@ -259,6 +313,8 @@ def check_random_requests(world: World, seed: int, examples: int) -> None:
         "device": spare.name,
         "keyid": spare.keyid,
         "credential": str(token.credential_id),
+        "destination": world.mailer.destination.name,
+        "delivery": world.mailer.send().document["delivery"],
     }
     statuses: set[int] = set()
     for name, operation in world.operations.items():
@@ -285,8 +341,9 @@ def answered(world: World, operation: APIOperation, there: dict[str, str], seed:
     def answer(case: Case, credential: str | None, is_there: bool) -> None:
         if is_there:
             case.path_parameters.update({name: there[name] for name in case.path_parameters})
-        if str(case.query.get("wait")).isdecimal():
-            case.query["wait"] = 0  # a wait that is granted would take its time
+        for parts in (case.query, case.body):
+            if isinstance(parts, dict) and str(parts.get("wait")).isdecimal():
+                parts["wait"] = 0  # a wait that is granted would take its time
         statuses.add(world.ask(case, credential).status_code)
 
     answer()

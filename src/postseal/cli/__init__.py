@@ -15,18 +15,24 @@ TERMINATED_EXIT_CODE = 128 + signal.SIGTERM
 
 VERBS = {
     "serve": "Run the service until it is stopped.",
+    "worker": "Seal and deliver until it is stopped.",
     "migrate": "Bring the database up to date.",
     "demo": "Start everything and send real signed envelopes.",
+    "echo": "Receive deliveries and check their signatures.",
 }
 NOUNS = {
     "tenant": "Tenants, which nothing crosses.",
     "project": "The projects of a tenant.",
     "device": "Devices: invite, enroll, list, retire.",
     "credential": "Credentials of consumers, senders and operators.",
-    "key": "The keys with which devices sign.",
+    "key": "The keys with which devices, and the control plane, sign.",
     "stream": "Where each device's stream stands.",
     "audit": "What was accepted, refused and done.",
     "inbox": "What devices have sent.",
+    "destination": "Where deliveries go, and how it fares.",
+    "delivery": "What is sent: enqueue, show, cancel.",
+    "dead-letter": "Deliveries that were given up.",
+    "login": "Database logins of applications that leave intents.",
     "envelope": "Seal one by hand, or look into one.",
 }
 
@@ -63,7 +69,7 @@ def program(arguments: Sequence[str]) -> Typer:
 
 def _commands(name: str) -> Typer:
     try:
-        return import_module(f"postseal.cli.{name}").app
+        return import_module(f"postseal.cli.{name.replace('-', '_')}").app
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("postseal"):
             raise

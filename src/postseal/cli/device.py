@@ -79,6 +79,7 @@ def enroll(
                 public_key=public_key,
                 proof=proof,
                 credential_lifetime_s=session.settings.credential_lifetime_s,
+                max_pending=session.settings.max_pending,
             )
 
     enrolled = record(session.run(Part.ADMIN, flow)) | {"keyFile": str(key_out)}

@@ -1,17 +1,43 @@
-"""`postseal key`: list, retire, revoke."""
+"""`postseal key`: list, retire, revoke of devices' keys; create of a tenant's signing key."""
 
 from typing import Annotated
 
 from typer import Argument, Option, Typer, echo
 
-from postseal.admin import keys
+from postseal.admin import keys, signing_keys
 from postseal.cli.arguments import TenantName
 from postseal.cli.command import Session, command
-from postseal.cli.output import age, print_json, print_table, record
+from postseal.cli.output import age, print_json, print_record, print_table, record
+from postseal.envelope import ed25519
+from postseal.errors import AdminError, Unavailable
+from postseal.signing.pem_folder import folder_of, write_key
 
 KeyId = Annotated[str, Argument(metavar="KEYID", help="The key's id.", show_default=False)]
 
 app = Typer()
+
+
+@command(app, "create")
+def create(session: Session, tenant: TenantName) -> None:
+    """Make the key with which the control plane signs for a tenant, on this machine."""
+    seed = ed25519.generate()
+    # First the file: a key that is registered can be signed with, whatever is interrupted.
+    session.transact(lambda connection: signing_keys.require_none(connection, tenant))
+    file = write_key(folder_of(session.settings), tenant, seed)
+    try:
+        keyid = session.transact(
+            lambda connection: signing_keys.create(connection, session.actor, tenant, ed25519.public_key(seed))
+        )
+    except AdminError:
+        file.unlink()
+        raise
+    except Unavailable as error:
+        raise Unavailable(f"{error}; {file} is kept, since its key may be registered") from None
+    made = {"tenant": tenant, "keyid": keyid, "keyFile": str(file)}
+    if session.as_json:
+        print_json(made)
+    else:
+        print_record(made)
 
 
 @command(app, "list")

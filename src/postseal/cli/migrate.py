@@ -9,6 +9,9 @@ from postseal.cli.command import Session, command
 from postseal.cli.output import print_json
 from postseal.postgres.access import Access, connect_at_startup, open_access
 from postseal.postgres.migrate import Migration, pending
+from postseal.senders.secrets import load_deployment_key
+from postseal.settings import Settings
+from postseal.worker_service import deployment_key_file
 
 app = Typer()
 
@@ -21,7 +24,7 @@ def migrate(
 ) -> None:
     """Bring the database up to date, as its owner; an embedded one is whenever it is opened."""
     with open_access(session.settings, log=structlog.get_logger()) as access:
-        migrations = _pending(access) if plan else _apply(access)
+        migrations = _pending(access) if plan else _apply(session.settings, access)
     if session.as_json:
         print_json({"pending" if plan else "applied": [migration.name for migration in migrations]})
         return
@@ -36,6 +39,9 @@ def _pending(access: Access) -> list[Migration]:
         return pending(connection)
 
 
-def _apply(access: Access) -> list[Migration]:
-    access.passfile.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+def _apply(settings: Settings, access: Access) -> list[Migration]:
+    """What was applied. The files that only this deployment has are made with it, where they are missing."""
+    for file in (access.passfile, deployment_key_file(settings)):
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    load_deployment_key(deployment_key_file(settings), make=True)
     return access.migrate()

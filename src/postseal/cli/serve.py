@@ -3,7 +3,7 @@
 1. take the port, so that one that is taken is told before anything is started
 2. reach the database: an embedded one is started or joined and brought up to date, any other must be so already
 3. check roles, schema and durability
-4. run the service and listen, here or in several processes
+4. run the service and its worker, and listen, here or in several processes
 5. on SIGTERM or SIGINT: answer what has come in, then release the database
 """
 
@@ -25,8 +25,8 @@ from postseal.postgres.postmaster import MAX_CONNECTIONS
 from postseal.service import connections_a_process
 from postseal.settings import MAX_PORT, Settings
 from postseal.web import process
-from postseal.web.processes import Family, bind_each
-from postseal.web.server import bind
+from postseal.web.processes import Family
+from postseal.web.server import address_of, bind
 
 MAX_PROCESSES = 64
 SPARE_CONNECTIONS = 20
@@ -42,6 +42,7 @@ def serve(
     host: Annotated[str | None, Option(metavar="ADDRESS", help="Where to listen.")] = None,
     port: Annotated[int | None, Option(min=0, max=MAX_PORT, help="Port to listen on; 0 takes a free one.")] = None,
     processes: Annotated[int, Option(min=1, max=MAX_PROCESSES, help="Processes that share the work.")] = 1,
+    no_worker: Annotated[bool, Option("--no-worker", help="Leave delivering to `postseal worker`.")] = False,
 ) -> None:
     """Run the service until it is stopped."""
     settings = session.settings
@@ -49,6 +50,7 @@ def serve(
         settings,
         host=settings.host if host is None else host,
         port=settings.port if port is None else port,
+        worker=settings.worker and not no_worker,
     )
     _require_connections(settings, processes)
     logs.configure(settings.log_level)
@@ -56,23 +58,22 @@ def serve(
     folder = Path(settings.data_dir) if settings.data_dir else default_home()
     log.info("starting", data_folder=str(folder), embedded=settings.database_url is None, processes=processes)
 
-    def announce(url: str) -> None:
-        if session.as_json:
-            print_json({"url": url})
-        else:
-            echo(f"postseal listens on {url}")
-
-    alone = processes == 1
-    listeners = [bind(settings.host, settings.port)] if alone else bind_each(settings.host, settings.port, processes)
     with ExitStack() as held:
-        for listener in listeners:
-            held.enter_context(listener)
+        listener = held.enter_context(bind(settings.host, settings.port))
+        url = address_of(listener)
+
+        def announce() -> None:
+            if session.as_json:
+                print_json({"url": url})
+            else:
+                echo(f"postseal listens on {url}")
+
         access = held.enter_context(open_access(settings, log=log))
         access.check()
-        if alone:
-            process.run(settings, access, listeners[0], ready=announce)
+        if processes == 1:
+            process.run(settings, access, listener, ready=announce)
         else:
-            Family(settings, listeners, log).run(announce)
+            Family(settings, listener, processes, log).run(announce)
     log.info("stopped")
 
 

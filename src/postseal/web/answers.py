@@ -17,13 +17,20 @@ from postseal import correlation
 from postseal.door import RateLimited
 from postseal.errors import Refused
 from postseal.limits import Quota
+from postseal.outbox import DestinationFull
 from postseal.outcomes import Outcome, Reason
 from postseal.verdicts import Receipt, Refusal, Verdict
 
 Header = tuple[bytes, bytes]
 
-RETRY_UNAVAILABLE_S = 1
-"""A lost connection is made anew within a second; a longer outage only costs the caller one more try."""
+RETRY_S = {
+    # A lost connection is made anew within a second; a longer outage only costs the caller one more try.
+    Reason.UNAVAILABLE: 1,
+    # What a key or a full destination lacks takes somebody's doing.
+    Reason.SIGNING_UNAVAILABLE: 5,
+    Reason.DESTINATION_FULL: 5,
+}
+"""After how many seconds it is worth trying again."""
 
 _STATUS_OF_OUTCOME = {
     Outcome.DUPLICATE: 200,
@@ -61,6 +68,9 @@ _STATUS_AND_TITLE_OF_REASON = {
     Reason.METHOD_NOT_ALLOWED: (405, "The method is not allowed here"),
     Reason.REQUEST_INVALID: (400, "The request is not valid"),
     Reason.CONFLICT: (409, "The request conflicts with what is there"),
+    Reason.IDEMPOTENCY_KEY_MISSING: (400, "The request has no idempotency key"),
+    Reason.DESTINATION_FULL: (429, "Too much is pending for this destination"),
+    Reason.SIGNING_UNAVAILABLE: (503, "Nothing can be signed at the moment"),
 }
 
 _JSON: Final[Header] = (b"content-type", b"application/json")
@@ -117,11 +127,27 @@ def of_verdict(verdict: Verdict) -> Answer:
     return Answer(_STATUS_OF_OUTCOME[verdict.outcome], (_JSON,), body)
 
 
+def problem(refusal: Refusal, status: int | None = None) -> Problem:
+    """The body of a refusal."""
+    usual_status, title = _STATUS_AND_TITLE_OF_REASON[refusal.reason]
+    return Problem(
+        f"/problems/{refusal.reason}",
+        title,
+        status or usual_status,
+        refusal.reason,
+        refusal.reason.retryable,
+        correlation.text(refusal.correlation_id),
+        refusal.detail or UNSET,
+        UNSET if refusal.contiguous is None else refusal.contiguous,
+        UNSET if refusal.highest is None else refusal.highest,
+    )
+
+
 def of_batch(verdicts: list[Verdict]) -> Answer:
     """The answer to a batch: 200 and, a line each and in order, what a single answer would have said."""
     lines = [
         msgspec.json.encode(
-            _problem(verdict)
+            problem(verdict)
             if isinstance(verdict, Refusal)
             else _acknowledgement(verdict, _STATUS_OF_OUTCOME[verdict.outcome])
         )
@@ -133,13 +159,13 @@ def of_batch(verdicts: list[Verdict]) -> Answer:
 
 def of_refusal(refusal: Refusal, *headers: Header, status: int | None = None) -> Answer:
     """The problem of a refusal. `status` is for the few faults of HTTP that share a reason with others."""
-    problem = _problem(refusal, status)
+    body = problem(refusal, status)
     fields: tuple[Header, ...] = (_PROBLEM, _NO_STORE, *headers)
-    if problem.status == 401:  # noqa: PLR2004 - the status is the name here
+    if body.status == 401:  # noqa: PLR2004 - the status is the name here
         fields += ((b"www-authenticate", b"Bearer"),)
-    if refusal.reason is Reason.UNAVAILABLE:
-        fields += ((b"retry-after", b"%d" % RETRY_UNAVAILABLE_S),)
-    return Answer(problem.status, fields, msgspec.json.encode(problem))
+    if refusal.reason in RETRY_S:
+        fields += ((b"retry-after", b"%d" % RETRY_S[refusal.reason]),)
+    return Answer(body.status, fields, msgspec.json.encode(body))
 
 
 def of_refused(refused: Refused, correlation_id: bytes, *headers: Header) -> Answer:
@@ -148,6 +174,8 @@ def of_refused(refused: Refused, correlation_id: bytes, *headers: Header) -> Ans
     if isinstance(refused, RateLimited):
         name = b"peer" if refused.reason is Reason.PEER_RATE_LIMITED else b"sync"
         headers += _rate_limit(name, refused.quota)
+    if isinstance(refused, DestinationFull):
+        headers += _full(refused.max_pending)
     return of_refusal(refusal, *headers)
 
 
@@ -170,21 +198,6 @@ def _acknowledgement(receipt: Receipt, status: int | UnsetType) -> Acknowledgeme
     )
 
 
-def _problem(refusal: Refusal, status: int | None = None) -> Problem:
-    usual_status, title = _STATUS_AND_TITLE_OF_REASON[refusal.reason]
-    return Problem(
-        f"/problems/{refusal.reason}",
-        title,
-        status or usual_status,
-        refusal.reason,
-        refusal.reason.retryable,
-        correlation.text(refusal.correlation_id),
-        refusal.detail or UNSET,
-        UNSET if refusal.contiguous is None else refusal.contiguous,
-        UNSET if refusal.highest is None else refusal.highest,
-    )
-
-
 def _rate_limit(name: bytes, quota: Quota) -> tuple[Header, ...]:
     retry_after_s = max(1, math.ceil(quota.retry_after_s))
     window_s = max(1, math.ceil(quota.window_s))
@@ -192,4 +205,11 @@ def _rate_limit(name: bytes, quota: Quota) -> tuple[Header, ...]:
         (b"retry-after", b"%d" % retry_after_s),
         (b"ratelimit-policy", b'"%b";q=%d;w=%d' % (name, quota.limit, window_s)),
         (b"ratelimit", b'"%b";r=%d;t=%d' % (name, quota.remaining, retry_after_s)),
+    )
+
+
+def _full(max_pending: int) -> tuple[Header, ...]:
+    return (
+        (b"ratelimit-policy", b'"pending";q=%d' % max_pending),
+        (b"ratelimit", b'"pending";r=0;t=%d' % RETRY_S[Reason.DESTINATION_FULL]),
     )

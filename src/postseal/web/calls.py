@@ -7,7 +7,7 @@ A Reception makes those that take and answer JSON. In this order, and the first 
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, overload
 
 import msgspec
 from msgspec import Struct
@@ -38,7 +38,8 @@ class Content:
     """One form that a body can have: its media type, and a type or a JSON Schema that describes it."""
 
     media_type: str
-    form: type[Struct] | dict[str, Any]
+    form: type[Struct] | tuple[type[Struct], ...] | dict[str, Any]
+    """A tuple of types is one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Call:
     handle: ASGIApp = field(repr=False)
     roles: tuple[Role, ...] = ()
     query: type[Struct] = Nothing
+    headers: type[Struct] = Nothing
     takes: Content | None = None
     answers: Mapping[int, tuple[Content, ...]] = field(default_factory=dict[int, tuple[Content, ...]])
     """What a success answers, by status."""
@@ -67,6 +69,8 @@ class Asked(Generic[Q, B]):
     query: Q
     body: B
     request: Request
+    peer: str
+    credential: str | None = field(repr=False)
 
 
 def said(function: Callable[..., Any]) -> str:
@@ -105,7 +109,7 @@ class Reception:
         """A GET that answers one document."""
 
         async def endpoint(request: Request) -> Response:
-            asked = await self._ask(request, roles, query, Nothing)
+            asked = await self._ask(request, roles, query, None)
             return json_response(await work(asked))
 
         answers = {200: (Content(JSON, answer),)}
@@ -125,7 +129,7 @@ class Reception:
         """A POST of one document, answered with another."""
 
         async def endpoint(request: Request) -> Response:
-            asked = await self._ask(request, roles, Nothing, body)
+            asked = await self._ask(request, roles, Nothing, lambda raw: decode_body(raw, body))
             return json_response(await work(asked), status)
 
         takes, answers = Content(JSON, body), {status: (Content(JSON, answer),)}
@@ -140,6 +144,54 @@ class Reception:
             reasons=reasons,
         )
 
+    def answer(
+        self,
+        path: str,
+        work: Callable[[Asked[Nothing, B]], Awaitable[tuple[int, Struct]]],
+        *,
+        roles: tuple[Role, ...],
+        takes: tuple[type[Struct], ...],
+        decode: Callable[[bytes], B],
+        cap_bytes: int,
+        answers: Mapping[int, tuple[type[Struct], ...]],
+        headers: type[Struct] = Nothing,
+        reasons: tuple[Reason, ...] = (),
+    ) -> Call:
+        """A POST of a document that has one of several forms, of at most `cap_bytes`; the work chooses the status."""
+
+        async def endpoint(request: Request) -> Response:
+            status, document = await work(await self._ask(request, roles, Nothing, decode, cap_bytes))
+            return json_response(document, status)
+
+        return Call(
+            "POST",
+            path,
+            said(work),
+            responding(endpoint),
+            roles,
+            headers=headers,
+            takes=Content(JSON, takes),
+            answers={status: (Content(JSON, form),) for status, form in answers.items()},
+            reasons=reasons,
+        )
+
+    def trial(
+        self,
+        path: str,
+        work: Callable[[Asked[Nothing, Nothing]], Awaitable[A]],
+        *,
+        roles: tuple[Role, ...],
+        answer: type[A],
+        reasons: tuple[Reason, ...] = (),
+    ) -> Call:
+        """A POST without a body, answered with a document that says how it went."""
+
+        async def endpoint(request: Request) -> Response:
+            return json_response(await work(await self._ask(request, roles, Nothing, None)))
+
+        answers = {200: (Content(JSON, answer),)}
+        return Call("POST", path, said(work), responding(endpoint), roles, answers=answers, reasons=reasons)
+
     def order(
         self,
         path: str,
@@ -151,30 +203,50 @@ class Reception:
         """A POST without a body, answered with 204 and nothing."""
 
         async def endpoint(request: Request) -> Response:
-            await work(await self._ask(request, roles, Nothing, Nothing))
+            await work(await self._ask(request, roles, Nothing, None))
             return Response(status_code=204, headers={"cache-control": "no-store"})
 
         return Call("POST", path, said(work), responding(endpoint), roles, answers={204: ()}, reasons=reasons)
 
-    async def _ask(self, request: Request, roles: tuple[Role, ...], known: type[Q], form: type[B]) -> Asked[Q, B]:
+    @overload
+    async def _ask(
+        self, request: Request, roles: tuple[Role, ...], known: type[Q], decode: None
+    ) -> Asked[Q, Nothing]: ...
+    @overload
+    async def _ask(
+        self,
+        request: Request,
+        roles: tuple[Role, ...],
+        known: type[Q],
+        decode: Callable[[bytes], B],
+        cap_bytes: int = MAX_BODY_BYTES,
+    ) -> Asked[Q, B]: ...
+    async def _ask(
+        self,
+        request: Request,
+        roles: tuple[Role, ...],
+        known: type[Q],
+        decode: Callable[[bytes], B] | None,
+        cap_bytes: int = MAX_BODY_BYTES,
+    ) -> Asked[Q, B] | Asked[Q, Nothing]:
         """Steps 1 to 5. Raises Refused and Unavailable."""
         head = read_head(request.scope, self._proxies)
         caller = await self._door.identify(head.peer, head.credential)
         require_role(caller, *roles)
         path, query = read_path(request), read_query(request, known)
-        if form is Nothing:
-            return Asked(caller, path, query, form(), request)
+        if decode is None:
+            return Asked(caller, path, query, Nothing(), request, head.peer, head.credential)
         held = self._held.of(caller.tenant)
         raw = await receive_body(
             request.scope,
             request.receive,
             head,
             media_type=JSON.encode(),
-            cap_bytes=MAX_BODY_BYTES,
+            cap_bytes=cap_bytes,
             held=held,
         )
         try:
-            return Asked(caller, path, query, decode_body(raw, form), request)
+            return Asked(caller, path, query, decode(raw), request, head.peer, head.credential)
         finally:
             held.release(len(raw))
 

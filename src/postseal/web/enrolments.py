@@ -45,12 +45,14 @@ class EnrolmentCalls:
         proxies: TrustedProxies,
         held: HeldBytes,
         credential_lifetime_s: int,
+        max_pending: int,
     ) -> None:
         self._database = database
         self._door = door
         self._proxies = proxies
         self._held = held
         self._credential_lifetime_s = credential_lifetime_s
+        self._max_pending = max_pending
 
     def calls(self) -> list[Call]:
         """The one there is. For anyone with a code, so that no credential is asked for."""
@@ -87,6 +89,7 @@ class EnrolmentCalls:
                 public_key=_from_base64url(wanted.public_key),
                 proof=_from_base64url(wanted.proof),
                 credential_lifetime_s=self._credential_lifetime_s,
+                max_pending=self._max_pending,
             )
         except Unavailable:
             self._door.give_back(charged)  # an outage is nobody's guess at a code

@@ -70,7 +70,7 @@ def _operation(call: Call) -> Json:
     operation: Json = {"operationId": _operation_id(call), "summary": call.summary}
     if call.roles:
         operation["security"] = [{BEARER: [str(role)]} for role in call.roles]
-    parameters = [*_path_parameters(call.path), *_query_parameters(call.query)]
+    parameters = [*_path_parameters(call.path), *_parameters(call.query, "query"), *_parameters(call.headers, "header")]
     if parameters:
         operation["parameters"] = parameters
     if call.takes:
@@ -88,10 +88,10 @@ def _path_parameters(path: str) -> Iterator[Json]:
         yield {"name": name, "in": "path", "required": True, "schema": msgspec.json.schema(IN_PATHS[name])}
 
 
-def _query_parameters(query: type[Struct]) -> Iterator[Json]:
-    schema = msgspec.json.schema(query)["$defs"][query.__name__]
+def _parameters(known: type[Struct], place: str) -> Iterator[Json]:
+    schema = msgspec.json.schema(known)["$defs"][known.__name__]
     for name, rule in schema["properties"].items():
-        yield {"name": name, "in": "query", "required": name in schema["required"], "schema": rule}
+        yield {"name": name, "in": place, "required": name in schema["required"], "schema": rule}
 
 
 def _responses(call: Call) -> Iterator[tuple[int, Json]]:
@@ -131,14 +131,23 @@ def _content(contents: Iterable[Content]) -> Json:
 
 
 def _schema(content: Content) -> Json:
-    return content.form if isinstance(content.form, dict) else {"$ref": SCHEMAS + content.form.__name__}
+    match content.form:
+        case dict():
+            return content.form
+        case (form,):
+            return {"$ref": SCHEMAS + form.__name__}
+        case tuple():
+            return {"anyOf": [{"$ref": SCHEMAS + form.__name__} for form in content.form]}
+        case _:
+            return {"$ref": SCHEMAS + content.form.__name__}
 
 
 def _schemas(calls: Sequence[Call]) -> dict[str, Json]:
     """The schema of every type that a body can have, by its name."""
     contents = [content for call in calls for answers in call.answers.values() for content in answers]
     contents += [call.takes for call in calls if call.takes]
-    types = [content.form for content in contents if not isinstance(content.form, dict)]
+    forms = [content.form for content in contents if not isinstance(content.form, dict)]
+    types = [form for either in forms for form in (either if isinstance(either, tuple) else (either,))]
     _, schemas = msgspec.json.schema_components([Problem, *ITEM_TYPES, *types], ref_template=SCHEMAS + "{name}")
     return schemas
 

@@ -94,11 +94,16 @@ def _responses(responses: Json) -> Iterator[str]:
 def _bodies(what: str, holder: Json) -> Iterator[str]:
     for media_type, content in holder.get("content", {}).items():
         schema = content["schema"]
-        name = schema.get("$ref", "").rpartition("/")[2]
-        form = f'<a href="#{escape(name)}">{escape(name)}</a>' if name else escape(schema.get("description", ""))
+        forms = [_link_to(form["$ref"]) for form in schema.get("anyOf", [schema]) if "$ref" in form]
+        form = " or ".join(forms) or escape(schema.get("description", ""))
         yield _row(what, f"<code>{escape(media_type)}</code> {form}")
     if holder and not holder.get("content"):
         yield _row(what, "no body")
+
+
+def _link_to(reference: str) -> str:
+    name = escape(reference.rpartition("/")[2])
+    return f'<a href="#{name}">{name}</a>'
 
 
 def _row(head: str, cell: str) -> str:

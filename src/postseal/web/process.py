@@ -1,17 +1,19 @@
 """One process that serves: its event loop, its signals, the service in it.
 
-`run` is called by `postseal serve` itself, or by a child of it (`python -m postseal.web.process LISTENER`), which
-reads its settings from standard input and stops when that ends: its parent stops, or is gone.
+`run` is called by `postseal serve` itself, or by a child of it (`python -m postseal.web.process NUMBER CHANNEL`), which
+reads its settings from standard input, takes its connections from the channel, and stops when standard input ends: its
+parent stops, or is gone.
 """
 
 import asyncio
+import gc
 import os
 import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import BinaryIO
 
 import msgspec
@@ -21,38 +23,43 @@ import uvloop
 from postseal import logs, metrics
 from postseal.errors import StartupError
 from postseal.postgres.access import Access, open_access
-from postseal.service import running_service
+from postseal.service import Service, running_service
 from postseal.settings import Settings
 from postseal.web import server
+from postseal.web.dealing import Channel
+from postseal.worker_service import running_worker
 
 ENDED_AT_ONCE = 128 + signal.SIGTERM
 END_S = 30.0
 """How long an end may take, whatever hangs: longer than what is in flight (server.GRACE_S) and an exchange with a
 database that does not answer take together. Nothing that was acknowledged needs what is cut."""
+YOUNG_OBJECTS = 50_000
+"""How many more objects than before there are when the collector of reference cycles looks at the young ones. Python's
+own 700 are there after a request or two, and an envelope leaves no cycle behind."""
 
 
 def run(
     settings: Settings,
     access: Access,
-    listener: socket.socket,
+    source: server.Source,
     *,
-    ready: Callable[[str], None] = lambda _address: None,
+    ready: Callable[[], None] = lambda: None,
     parent: BinaryIO | None = None,
 ) -> None:
-    """Serve on `listener` until SIGTERM or SIGINT, or until `parent` reads as ended.
+    """Serve what comes from `source`, and deliver, until SIGTERM or SIGINT, or until `parent` reads as ended.
 
     Then what is in flight is answered and what is queued is committed. Without a parent, which does that itself, a
-    second signal ends the process at once; END_S after the first one, it is ended in any case.
+    second signal ends the process at once; END_S and the worker's grace after the first one, it is ended in any case.
     """
     _allow_open_files(server.MAX_CONNECTIONS + server.SPARE_DESCRIPTORS)
-    uvloop.run(_serve(settings, access, listener, ready, parent))
+    uvloop.run(_serve(settings, access, source, ready, parent))
 
 
 async def _serve(
     settings: Settings,
     access: Access,
-    listener: socket.socket,
-    ready: Callable[[str], None],
+    source: server.Source,
+    ready: Callable[[], None],
     parent: BinaryIO | None,
 ) -> None:
     stop = asyncio.Event()
@@ -60,7 +67,7 @@ async def _serve(
 
     def end() -> None:
         if not stop.is_set():
-            loop.call_later(END_S, _cut)
+            loop.call_later(END_S + settings.stop_grace_s, _cut)
         elif parent is None:
             os._exit(ENDED_AT_ONCE)
         stop.set()
@@ -75,12 +82,29 @@ async def _serve(
             end()
 
         loop.add_reader(pipe, parent_ended)
-    async with running_service(settings, access) as service:
-        await server.serve(service, listener, stop=stop, ready=ready)
+    async with _running(settings, access) as service:
+        gc.freeze()  # what lives from here to the end need not be looked at again
+        gc.set_threshold(YOUNG_OBJECTS)
+        await server.serve(service, source, stop=stop, ready=ready)
+
+
+@asynccontextmanager
+async def _running(settings: Settings, access: Access) -> AsyncGenerator[Service]:
+    """The service and, where the settings want it, a worker, which hears of what is sealed here."""
+    if not settings.worker:
+        async with running_service(settings, access) as service:
+            yield service
+        return
+    async with (
+        running_worker(settings, access) as delivery,
+        running_service(settings, access, sealed=delivery.worker.wake) as service,
+    ):
+        service.sampler.watch(delivery.worker, delivery.database)
+        yield service
 
 
 def _cut() -> None:
-    structlog.get_logger().error("the end took too long and was cut", seconds=END_S)
+    structlog.get_logger().error("the end took too long and was cut")
     os._exit(ENDED_AT_ONCE)
 
 
@@ -98,7 +122,7 @@ def main() -> None:
     Roles, schema and durability are not checked again: the parent has done so, and a child that takes another's place
     while the database is away shall answer `unavailable` rather than end.
     """
-    number = int(sys.argv[1])
+    number, channel = map(int, sys.argv[1:])
     line = sys.stdin.buffer.readline()
     if not line:
         return  # the parent was gone before it could say anything
@@ -107,15 +131,16 @@ def main() -> None:
     logs.configure(settings.log_level)
     log = structlog.get_logger()
     try:
-        with socket.socket(fileno=number) as listener, open_access(settings, log=log) as access:
-            run(settings, access, listener, ready=_announce_to_parent, parent=sys.stdin.buffer)
+        with socket.socket(fileno=channel) as end, open_access(settings, log=log) as access:
+            end.set_inheritable(False)
+            run(settings, access, Channel(end), ready=_announce_to_parent, parent=sys.stdin.buffer)
     except StartupError as error:
         sys.exit(f"postseal: {error}")
 
 
-def _announce_to_parent(address: str) -> None:
+def _announce_to_parent() -> None:
     with suppress(BrokenPipeError):  # it is gone, which standard input tells too
-        os.write(sys.stdout.fileno(), address.encode() + b"\n")
+        os.write(sys.stdout.fileno(), b"ready\n")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ A parameter is there once or not at all. What a call does not know is passed ove
 """
 
 from typing import Annotated, Any, Final, TypeVar
+from uuid import UUID
 
 import msgspec
 from msgspec import Meta, Struct
@@ -24,11 +25,20 @@ Keyid = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{43}$", max_length=43)]
 KeyidOrEmpty = Annotated[str, Meta(pattern="^([A-Za-z0-9_-]{43})?$", max_length=43)]
 Uuid = Annotated[str, Meta(pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$", max_length=36)]
 UuidOrEmpty = Annotated[str, Meta(pattern="^([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?$", max_length=36)]
+IdempotencyKey = Annotated[str, Meta(pattern="^[A-Za-z0-9._:-]{8,128}$", min_length=8, max_length=128)]
 Word = Annotated[str, Meta(pattern="^[a-z_]*$", max_length=40)]
 Sequence = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 Limit = Annotated[int, Meta(ge=1, le=1000)]
 
-IN_PATHS: Final[dict[str, Any]] = {"project": Id, "producer": Id, "device": Id, "keyid": Keyid, "credential": Uuid}
+IN_PATHS: Final[dict[str, Any]] = {
+    "project": Id,
+    "producer": Id,
+    "device": Id,
+    "destination": Id,
+    "keyid": Keyid,
+    "credential": Uuid,
+    "delivery": Uuid,
+}
 """The type of each parameter that stands in a path."""
 
 _NOT_TOLD = ("Invalid enum value", "Object contains unknown field")
@@ -42,6 +52,26 @@ def read_path(request: Request) -> dict[str, str]:
         return {name: msgspec.convert(value, IN_PATHS[name]) for name, value in parameters.items()}
     except msgspec.ValidationError:
         raise Refused(Reason.NOT_FOUND, "there is no such thing, or it is not the caller's") from None
+
+
+def uuid_in(path: dict[str, str], name: str) -> UUID:
+    """A parameter of a path that was read as one."""
+    return UUID(path[name])
+
+
+def read_headers(request: Request, headers: type[Q]) -> Q:
+    """The header fields that a call knows, each there once or not at all. Refused `request_invalid`."""
+    given: dict[str, str] = {}
+    for name in headers.__struct_encode_fields__:
+        values = request.headers.getlist(name)
+        if len(values) > 1:
+            raise Refused(Reason.REQUEST_INVALID, f"{name} is there more than once")
+        if values:
+            given[name] = values[0]
+    try:
+        return msgspec.convert(given, headers)
+    except msgspec.ValidationError as error:
+        raise Refused(Reason.REQUEST_INVALID, broken_rule(error)) from None
 
 
 def read_query(request: Request, query: type[Q]) -> Q:

@@ -5,15 +5,19 @@ import time
 from postseal.readiness import Readiness
 from postseal.service import Service
 from postseal.web import admin
+from postseal.web.admin.destinations import Outbound
 from postseal.web.admin.office import Office
 from postseal.web.body import HeldBytes
 from postseal.web.calls import Call, Reception
+from postseal.web.deliveries import DeliveryCalls
 from postseal.web.enrolments import EnrolmentCalls
 from postseal.web.envelopes import EnvelopeCalls
 from postseal.web.health import HealthCalls
+from postseal.web.keys import KeyCalls
 from postseal.web.metrics import MetricsCalls
 from postseal.web.peer import TrustedProxies
 from postseal.web.published import PublishedCalls
+from postseal.web.pulls import PullCalls
 from postseal.web.refusals import Refusals
 from postseal.web.streams import StreamCalls
 
@@ -31,6 +35,7 @@ def all_calls(service: Service, *, proxies: TrustedProxies, refusals: Refusals) 
         proxies=proxies,
         held=held_for_strangers,
         credential_lifetime_s=credential_lifetime_s,
+        max_pending=settings.max_pending,
     )
     envelopes = EnvelopeCalls(
         inbox=service.inbox,
@@ -42,6 +47,10 @@ def all_calls(service: Service, *, proxies: TrustedProxies, refusals: Refusals) 
         refusals=refusals,
     )
     streams = StreamCalls(service.reads, service.waiting, door=door, proxies=proxies, clock=time.monotonic)
+    deliveries = DeliveryCalls(
+        service.outbox, service.admin, pulling=service.pulling, accepting=service.accepting, refusals=refusals
+    )
+    pulls = PullCalls(service.pulling, door)
     office = Office(reception, service.admin, settings.invitation_lifetime_s, credential_lifetime_s)
     health = HealthCalls(Readiness(service.ingest, service.committer, service.accepting, time.monotonic))
     published = PublishedCalls(service.kinds)
@@ -49,7 +58,10 @@ def all_calls(service: Service, *, proxies: TrustedProxies, refusals: Refusals) 
         *enrolments.calls(),
         *envelopes.calls(),
         *streams.calls(reception),
-        *admin.calls(office),
+        *deliveries.calls(reception),
+        *pulls.calls(reception),
+        *KeyCalls(service.delivery).calls(reception),
+        *admin.calls(office, Outbound(settings, service.delivery, service.sender)),
         *health.calls(),
         *MetricsCalls(service.metrics, service.sampler).calls(),
         *published.calls(),

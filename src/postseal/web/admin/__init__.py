@@ -6,6 +6,8 @@ transaction of the act.
 
 from postseal.web.admin.audit import AuditCalls
 from postseal.web.admin.credentials import CredentialCalls
+from postseal.web.admin.dead_letters import DeadLetterCalls
+from postseal.web.admin.destinations import DestinationCalls, Outbound
 from postseal.web.admin.devices import DeviceCalls
 from postseal.web.admin.keys import KeyCalls
 from postseal.web.admin.office import Office
@@ -14,7 +16,16 @@ from postseal.web.admin.streams import StreamCalls
 from postseal.web.calls import Call
 
 
-def calls(office: Office) -> list[Call]:
+def calls(office: Office, outbound: Outbound) -> list[Call]:
     """All of them."""
-    nouns = (ProjectCalls, DeviceCalls, CredentialCalls, KeyCalls, StreamCalls, AuditCalls)
-    return [call for noun in nouns for call in noun(office).calls()]
+    nouns = (
+        ProjectCalls(office),
+        DeviceCalls(office),
+        CredentialCalls(office),
+        KeyCalls(office),
+        StreamCalls(office),
+        DestinationCalls(office, outbound),
+        DeadLetterCalls(office, outbound.settings.attempt_limit),
+        AuditCalls(office),
+    )
+    return [call for noun in nouns for call in noun.calls()]

@@ -1,0 +1,126 @@
+"""Signing keys as files: `<folder>/<tenant>/<key id>.pem`, unencrypted PKCS#8, for the eyes of one account alone.
+
+A file that another account owns, that anybody else may read, that is no regular file, or whose key has another id than
+its name says is not used. What was read is remembered for REMEMBERED_FOR_S; a file that is taken away signs no longer
+than that.
+"""
+
+import asyncio
+import os
+import re
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+from structlog.typing import FilteringBoundLogger
+
+from postseal.envelope import ed25519
+from postseal.postgres.home import default_home
+from postseal.remembered import Remembered
+from postseal.rules.delivery import SealCode
+from postseal.settings import Settings
+from postseal.signing import SigningFailed
+
+REMEMBERED_FOR_S = 5.0
+REMEMBERED_KEYS = 1_000
+MAX_PEM_BYTES = 4_096
+
+_KEYID = re.compile(r"[A-Za-z0-9_-]{43}", re.ASCII)
+_TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
+
+_log: FilteringBoundLogger = structlog.get_logger("postseal.signing")
+
+
+def folder_of(settings: Settings) -> Path:
+    """Where a deployment keeps its signing keys."""
+    if settings.signing_keys_dir:
+        return Path(settings.signing_keys_dir)
+    return (Path(settings.data_dir) if settings.data_dir else default_home()) / "signing"
+
+
+class PemFolder:
+    """The shipped SigningKeys. Its `repr` shows a folder and no key."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder = folder
+        self._seeds: Remembered[tuple[str, str], bytes] = Remembered(
+            entries=REMEMBERED_KEYS, ttl_s=REMEMBERED_FOR_S, clock=clock
+        )
+
+    def __repr__(self) -> str:
+        return f"PemFolder({str(self._folder)!r})"
+
+    async def sign(self, tenant: str, keyid: str, message: bytes) -> bytes:
+        """See `SigningKeys`."""
+        seed = self._seeds.peek((tenant, keyid))
+        if seed is None:
+            # A folder can lie on a network disk, which must not stop the loop.
+            seed = await asyncio.to_thread(self._read, tenant, keyid)
+            self._seeds.remember((tenant, keyid), seed)
+        return ed25519.sign(seed, message)
+
+    def _read(self, tenant: str, keyid: str) -> bytes:
+        path = path_of(self._folder, tenant, keyid)
+        try:
+            seed = ed25519.seed_from_pem(_read_private(path))
+            if ed25519.thumbprint(ed25519.public_key(seed)) != keyid:
+                raise ValueError("the key in it has another id")
+        except FileNotFoundError:
+            raise SigningFailed(SealCode.SIGNING_KEY_MISSING, f"there is no {path}") from None
+        except (OSError, ValueError) as error:
+            # Of these messages none quotes what the file holds.
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            _log.warning("signing_key_not_used", file=str(path), why=why)
+            raise SigningFailed(SealCode.SIGNING_FAILED, f"{path} cannot be used: {why}") from None
+        return seed
+
+
+def path_of(folder: Path, tenant: str, keyid: str) -> Path:
+    """The file of one key. Raises SigningFailed where tenant or key id are none, as no file could be theirs."""
+    if not (_TENANT.fullmatch(tenant) and _KEYID.fullmatch(keyid)):
+        raise SigningFailed(SealCode.SIGNING_KEY_MISSING, "no file can be that key's")
+    return folder / tenant / f"{keyid}.pem"
+
+
+def write_key(folder: Path, tenant: str, seed: bytes) -> Path:
+    """Keep a private key in a new file of this account's alone, for certain; returns where. Raises OSError."""
+    path = path_of(folder, tenant, ed25519.thumbprint(ed25519.public_key(seed)))
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.parent.mkdir(exist_ok=True, mode=0o700)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(ed25519.seed_to_pem(seed))
+            file.flush()
+            os.fsync(file.fileno())
+        for entry in (path.parent, folder):
+            _sync_folder(entry)
+    except OSError:
+        path.unlink()
+        raise
+    return path
+
+
+def _read_private(path: Path) -> bytes:
+    """What a file holds that is this account's alone. Raises OSError, and ValueError for any other file."""
+    # Whoever could put a link or a pipe here could make us read, or wait for, anything.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is no regular file")
+        if found.st_uid != os.geteuid():
+            raise ValueError(f"it belongs to user id {found.st_uid}")
+        if found.st_mode & 0o077:
+            raise ValueError("others may read it: its mode must be 0600")
+        return file.read(MAX_PEM_BYTES)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
