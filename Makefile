@@ -7,10 +7,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ARGS ?=
 WORKERS ?= 3
 
-.PHONY: help setup demo test soak check bench lock clean
+.PHONY: bench-parts help setup demo test soak check bench bench-large bench-outbox lock clean
 
 help: ## this list
-	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 setup: $(VENV)/.dev ## make the environment with all tools for development
 
@@ -44,9 +44,19 @@ check: $(VENV)/.dev ## lint, format, types, import contracts
 bench: $(VENV)/.dev ## measure ingest beside pgbench and print the ratios
 	$(BIN)/python -m bench.ingest $(ARGS)
 
+bench-large: $(VENV)/.dev ## measure ingest with ten million identities, with holes, and into one stream
+	$(BIN)/python -m bench.large $(ARGS)
+
+bench-parts: $(VENV)/.dev ## time each step of one envelope alone
+	$(BIN)/python -m bench.parts
+
+bench-outbox: $(VENV)/.dev ## measure sending beside other queues on PostgreSQL, which it installs (needs npm)
+	$(BIN)/python -m bench.outbox $(ARGS)
+
 lock: $(VENV)/.dev ## renew the lock files (exact versions and hashes, no addresses)
 	$(BIN)/uv pip compile $(LOCK) --extra server --group build -o requirements/server.txt pyproject.toml
 	$(BIN)/uv pip compile $(LOCK) --extra server --group dev -o requirements/dev.txt pyproject.toml
+	$(BIN)/uv pip compile $(LOCK) -o bench/peers/requirements.txt bench/peers/requirements.in
 
 LOCK := --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
