@@ -5,7 +5,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from posting import Place, delivered, empty, moment, place, require_whole, settled, transact
+from orders import Place, delivered, empty, moment, place, require_whole, settled, transact
 
 from postseal.postgres.access import Access
 from postseal.postgres.database import Part

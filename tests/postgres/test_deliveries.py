@@ -4,7 +4,7 @@ import asyncio
 from datetime import timedelta
 
 import pytest
-from posting import (
+from orders import (
     Place,
     delivered,
     empty,

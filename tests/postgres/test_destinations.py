@@ -4,7 +4,7 @@ from datetime import timedelta
 from uuid import UUID, uuid4
 
 import pytest
-from posting import URL, Place, empty, moment, place, settled, transact
+from orders import URL, Place, empty, moment, place, settled, transact
 from psycopg import errors
 
 from postseal.postgres import destinations

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 
 import pytest
-from posting import Place, empty, place, settled, transact, transact_in_loop
+from orders import Place, empty, place, settled, transact, transact_in_loop
 
 from postseal.postgres.access import Access
 from postseal.postgres.database import Part

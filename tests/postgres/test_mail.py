@@ -5,7 +5,7 @@ from datetime import timedelta
 from uuid import UUID, uuid4
 
 import pytest
-from posting import Place, empty, moment, place, require_whole, seal, settled, transact, transact_in_loop
+from orders import Place, empty, moment, place, require_whole, seal, settled, transact, transact_in_loop
 
 from fleet import as_owner
 from postseal.postgres.access import Access

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import psycopg
 import pytest
-from posting import Place, empty, place, require_whole, seal, settled
+from orders import Place, empty, place, require_whole, seal, settled
 
 from postseal.postgres import destinations
 from postseal.postgres.access import Access

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 import pytest
-from posting import Place, place
+from orders import Place, place
 from test_plans import Plan, collect
 
 from fleet import as_owner

@@ -230,7 +230,7 @@ TABLES = [
     "streams",
     "tenants",
 ]
-# What an application can do with intents, the only other table, is in test_intents.py.
+# What an application can do with intents, the only other table, is in test_waiting_intents.py.
 NOTHING_ELSE = [
     statement.format(table)
     for table in TABLES

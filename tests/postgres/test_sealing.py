@@ -5,7 +5,7 @@ import random
 from uuid import UUID, uuid4
 
 import pytest
-from posting import (
+from orders import (
     Place,
     empty,
     moment,

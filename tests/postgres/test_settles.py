@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import msgspec
 import pytest
-from posting import Place, delivered, empty, moment, place, require_whole, settled, transact
+from orders import Place, delivered, empty, moment, place, require_whole, settled, transact
 from psycopg import errors
 
 from fleet import as_owner

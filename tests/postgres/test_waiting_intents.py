@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from posting import empty, login_of_application, place, transact, transact_in_loop
+from orders import empty, login_of_application, place, transact, transact_in_loop
 from psycopg import errors
 
 from fleet import as_owner
