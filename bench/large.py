@@ -51,6 +51,8 @@ MOST_A_SECOND = 15_000
 SMALL_IDENTITIES = 10_000
 IDENTITIES = 10_000_000
 FILL_ROWS = 100_000
+FIRST_FILLED_MS = 1_600_000_000_000
+"""The time that the first filled in event id bears: before all that a device will send."""
 PAYLOADS_KEPT = 0.1
 WINDOW = Settings().window
 ALTERNATE_HOLES = sum(1 << place for place in range(1, WINDOW, 2))
@@ -63,12 +65,15 @@ LISTED_AHEAD = WINDOW // LISTED_BATCH
 Measurement = Callable[[float], dict[str, float]]
 """Measures for so many seconds, and gives what `Site.drive` gives."""
 
-# Each name is a hash, so that an index takes it at any place, as it does with a device's. Random numbers would do the
-# same, and six a row took PostgreSQL half of the time.
+# As a device's, an event id is of version 7, here with a millisecond for each sequence, and the hash of an idempotency
+# key is one that an index takes at any place. Random numbers would do as well as hashes, and six a row took PostgreSQL
+# half of the time.
 FILL: LiteralString = """
 WITH retained AS (
     INSERT INTO identities (tenant, stream, sequence, event_id, idempotency_hash, event_identity, keyid, accepted_at)
-    SELECT s.tenant, s.stream, n, md5('event:' || s.producer || ':' || n)::uuid,
+    SELECT s.tenant, s.stream, n,
+           overlay(overlay(md5('event:' || s.producer || ':' || n)
+               PLACING lpad(to_hex(%(first_ms)s::bigint + n), 12, '0') || '7' FROM 1) PLACING '8' FROM 17)::uuid,
            md5('key:' || s.producer || ':' || n)::uuid, sha256(convert_to(s.producer || ':' || n, 'UTF8')), k.keyid,
            clock_timestamp()
     FROM streams s
@@ -244,7 +249,14 @@ def make_holes(access: Access, devices: Sequence[Device]) -> None:
     with psycopg.connect(access.owner) as owner:
         owner.execute("SET LOCAL search_path = postseal")
         for device in devices:
-            names = {"device": device.name, "first": 2, "last": WINDOW, "step": 2, "expired": 0}
+            names = {
+                "device": device.name,
+                "first": 2,
+                "last": WINDOW,
+                "step": 2,
+                "expired": 0,
+                "first_ms": FIRST_FILLED_MS,
+            }
             owner.execute(FILL, names)
             cursor = {"contiguous": 0, "highest": WINDOW, "above": bitmap_to_bytes(ALTERNATE_HOLES)}
             owner.execute(MOVE, names | cursor)
@@ -270,13 +282,18 @@ def fill(access: Access, devices: Sequence[Device], identities: int) -> None:
             expired = count - round(count * PAYLOADS_KEPT)
             for first in range(1, count + 1, FILL_ROWS):
                 last = min(first + FILL_ROWS - 1, count)
-                names = {"device": device.name, "first": first, "last": last, "step": 1, "expired": expired}
-                owner.execute(FILL, names)
+                fill_range(owner, device, range(first, last + 1), expired)
                 done += last + 1 - first
                 if last % FILL_ROWS == 0:
                     print(f"{done:,} of {identities:,} identities are filled in", file=sys.stderr)
             owner.execute(MOVE, {"device": device.name, "contiguous": count, "highest": count, "above": b""})
             device.sequence = count
+
+
+def fill_range(owner: psycopg.Connection, device: Device, sequences: range, expired: int) -> None:
+    """Retain these sequences in the device's stream; those up to `expired` have no payload any more."""
+    names = {"device": device.name, "expired": expired, "first_ms": FIRST_FILLED_MS}
+    owner.execute(FILL, names | {"first": sequences[0], "last": sequences[-1], "step": sequences.step})
 
 
 def spread(identities: int, streams: int) -> list[int]:

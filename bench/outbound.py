@@ -24,14 +24,14 @@ from psycopg.conninfo import make_conninfo
 from bench.rig import HERE
 from postseal.envelope import ed25519
 from postseal.envelope.dsse import ENVELOPE_MEDIA_TYPE
-from postseal.marks import Marks
-from postseal.outbox import Intent, Outbox, Sealed
+from postseal.outbound.marks import Marks
+from postseal.outbound.outbox import Intent, Outbox, Sealed
+from postseal.outbound.scheduler import LANE
 from postseal.postgres.access import Access
 from postseal.postgres.database import Connection, Database, Part
 from postseal.postgres.deliveries import Claimed, Wanted, claim_for_certain
 from postseal.postgres.settles import Settle, settle_for_certain
 from postseal.rules.delivery import Attempted, Verdict
-from postseal.scheduler import LANE
 from postseal.senders import Mail, Scheme, Secret, Sender
 from postseal.settings import Settings
 from postseal.signing.pem_folder import folder_of, write_key

@@ -18,8 +18,8 @@ from bench.rig import TASK_STATUS, Device, database, enrolled, sealed, workplace
 from postseal.correlation import new_correlation_id
 from postseal.envelope import dsse, ed25519, v1
 from postseal.identity.verified import Role, VerifiedIdentity
-from postseal.judging import Arrival, Ledger
-from postseal.lane import Lane
+from postseal.inbound.judging import Arrival, Ledger
+from postseal.inbound.lane import Lane
 from postseal.metrics import Metrics
 from postseal.outcomes import Outcome
 from postseal.postgres.access import Access

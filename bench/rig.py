@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 import psycopg
 import structlog
 
+from postseal import correlation
 from postseal.envelope import canonical, dsse, ed25519
 from postseal.identity.tokens import new_token
 from postseal.postgres.access import Access
@@ -254,7 +255,7 @@ def sealed(device: Device, sequence: int, kind: str) -> bytes:
             "protocol": "controlplane/v1",
             "schemaVersion": 1,
             "route": {"tenant": "bench", "project": "main", "producer": device.name},
-            "eventId": str(uuid.uuid4()),
+            "eventId": correlation.text(correlation.new_correlation_id()),  # of version 7, as the protocol advises
             "idempotencyKey": f"bench:{device.name}:{sequence}",
             "sequence": sequence,
             "issuedAtMs": time.time_ns() // 1_000_000,

@@ -1,6 +1,8 @@
 """A fleet to test with: tenants, projects, devices with keys, credentials and streams, and what they send."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
@@ -9,7 +11,7 @@ import psycopg
 
 from postseal.envelope import canonical, dsse, ed25519
 from postseal.identity.tokens import NewToken, new_token
-from postseal.inbox import Inbound
+from postseal.inbound.inbox import Inbound
 from postseal.postgres.access import Access
 
 PEER = "192.0.2.7"
@@ -121,6 +123,14 @@ def add_key(access: Access, device: Device, seed: bytes) -> str:
 def as_owner(access: Access) -> psycopg.Connection[tuple[Any, ...]]:
     """A connection that may do anything, in the schema of postseal; every statement commits by itself."""
     return psycopg.connect(access.owner, autocommit=True, options="-c search_path=postseal")
+
+
+@contextmanager
+def locked_stream(access: Access, device: Device) -> Iterator[psycopg.Connection[Any]]:
+    """A connection in whose transaction the device's stream is locked, as a group commit locks it."""
+    with as_owner(access) as owner, owner.transaction():
+        owner.execute("SELECT 1 FROM streams WHERE stream = %s FOR NO KEY UPDATE", [device.stream])
+        yield owner
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import msgspec
 
 from fleet import as_owner
 from postseal.envelope import dsse, ed25519, v1
-from postseal.outbox import Intent
+from postseal.outbound.outbox import Intent
 from postseal.postgres.access import Access
 from postseal.signing.pem_folder import write_key
 

@@ -11,8 +11,8 @@ from typing import LiteralString
 
 import psycopg
 
-from postseal.commit import Committer
 from postseal.errors import Unavailable
+from postseal.inbound.commit import Committer
 from postseal.postgres.database import Connection, Database
 
 PROBE_DEADLINE_S = 3.0

@@ -16,16 +16,16 @@ import structlog
 from prometheus_client import Counter, ProcessCollector
 from structlog.typing import FilteringBoundLogger
 
-from postseal.commit import Committer
 from postseal.door import Door
 from postseal.errors import Unavailable
-from postseal.inbox import Inbox
+from postseal.inbound.commit import Committer
+from postseal.inbound.inbox import Inbox
 from postseal.limits import RateLimiter
 from postseal.metrics import Became, Limiter, Lost, Memory, Metrics, Pool
+from postseal.outbound.worker import Worker
 from postseal.postgres.access import Access
 from postseal.postgres.backlog import Backlog, OutboundBacklog, read_backlog, read_outbound_backlog
 from postseal.postgres.database import Database
-from postseal.worker import Worker
 
 SAMPLE_EVERY_S = 1.0
 BACKLOG_FOR_S = 15.0

@@ -10,27 +10,27 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from postseal.commit import Committer
 from postseal.door import Door
 from postseal.envelope.kinds import NO_KINDS, Kinds
-from postseal.hints import Hints
 from postseal.identity.tokens import TokenVerifier
 from postseal.identity.verified import CredentialVerifier
-from postseal.inbox import Inbox
+from postseal.inbound.commit import Committer
+from postseal.inbound.hints import Hints
+from postseal.inbound.inbox import Inbox
+from postseal.inbound.lane import Lane
+from postseal.inbound.waiting import Waiting
 from postseal.kinds_folder import load_kinds
-from postseal.lane import Lane
 from postseal.limits import Rate
 from postseal.metrics import Metrics, Pool
-from postseal.outbox import Outbox, Sealed
+from postseal.outbound.outbox import Outbox, Sealed
+from postseal.outbound.pulling import Pulling
 from postseal.postgres.access import Access
 from postseal.postgres.database import POOL_SIZE, READ_POOL_SIZE, Connection, Database, Part, connect
-from postseal.pulling import Pulling
 from postseal.sampler import Sampler, sampling
 from postseal.senders import Sender
 from postseal.settings import Settings
 from postseal.signing import SigningKeys
 from postseal.signing.pem_folder import PemFolder, folder_of
-from postseal.waiting import Waiting
 from postseal.worker_service import worker_connections
 
 HINT_CONNECTIONS = 2

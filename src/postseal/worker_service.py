@@ -14,12 +14,14 @@ from pathlib import Path
 from postseal.envelope.kinds import NO_KINDS
 from postseal.kinds_folder import load_kinds
 from postseal.limits import Rate
-from postseal.outbox import Outbox
+from postseal.outbound.outbox import Outbox
+from postseal.outbound.scheduler import RoundRobin, TenantScheduler
+from postseal.outbound.sealer import Sealer
+from postseal.outbound.targets import Targets
+from postseal.outbound.worker import SLOTS_A_CYCLE, CycleReport, Pace, Worker
 from postseal.postgres.access import Access
 from postseal.postgres.database import Database, Part
 from postseal.postgres.home import default_home
-from postseal.scheduler import RoundRobin, TenantScheduler
-from postseal.sealer import Sealer
 from postseal.senders import Sender
 from postseal.senders.addresses import read_networks
 from postseal.senders.http import HttpSender
@@ -27,8 +29,6 @@ from postseal.senders.secrets import DeploymentKey, load_deployment_key
 from postseal.settings import Settings
 from postseal.signing import SigningKeys
 from postseal.signing.pem_folder import PemFolder, folder_of
-from postseal.targets import Targets
-from postseal.worker import SLOTS_A_CYCLE, CycleReport, Pace, Worker
 
 MAX_POOL = 10
 

@@ -1,14 +1,12 @@
 """What tests of administrators' acts share: doing an act, and reading its trail."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg import sql
 
-from fleet import Device, as_owner
+from fleet import as_owner
 from postseal.postgres.access import Access
 from postseal.postgres.database import Connection, Database
 
@@ -48,20 +46,3 @@ def scalar(connection: psycopg.Connection[Any], query: Any, parameters: Any = No
     row = connection.execute(query, parameters).fetchone()
     assert row is not None
     return row[0]
-
-
-@contextmanager
-def locked_stream(access: Access, device: Device) -> Iterator[psycopg.Connection[Any]]:
-    """A connection in whose transaction the device's stream is locked, as a group commit locks it."""
-    with as_owner(access) as owner, owner.transaction():
-        owner.execute("SELECT 1 FROM streams WHERE stream = %s FOR NO KEY UPDATE", [device.stream])
-        yield owner
-
-
-async def until_blocked(access: Access) -> None:
-    """Return once some connection to this database waits for a lock."""
-    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    with as_owner(access) as owner:
-        async with asyncio.timeout(DEADLINE_S):
-            while not scalar(owner, query):
-                await asyncio.sleep(0.01)

@@ -6,9 +6,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from acts import do, locked_stream, scalar, trail, until_blocked
+from acts import do, scalar, trail
 
-from fleet import Device, as_owner, enrol
+from fleet import Device, as_owner, enrol, locked_stream
 from postseal.admin import devices, keys, streams
 from postseal.admin.actor import Actor
 from postseal.envelope.canonical import MAX_INTEGER
@@ -19,6 +19,7 @@ from postseal.postgres.database import Database
 from postseal.postgres.ingest import bitmap_to_bytes
 from postseal.service import running_service
 from postseal.settings import Settings
+from until import until_async, waits_for_lock
 
 pytestmark = pytest.mark.anyio
 
@@ -61,7 +62,7 @@ async def test_all_streams_are_locked_in_order_before_anything_changes(
     first, last = two_streams(access)
     with locked_stream(access, last):
         acting = asyncio.create_task(do(database, *act(first)))
-        await until_blocked(access)
+        await until_async(lambda: waits_for_lock(access))
         with as_owner(access) as owner:
             with pytest.raises(psycopg.errors.LockNotAvailable):
                 owner.execute("SELECT 1 FROM streams WHERE stream = %s FOR UPDATE NOWAIT", [first.stream])
@@ -186,7 +187,7 @@ async def test_the_floor_rises_over_what_was_taken_in_meanwhile(database: Databa
         raising = asyncio.create_task(
             do(database, streams.raise_floor, ADA, "acme", "apollo", "d1", floor=2, reason="lost")
         )
-        await until_blocked(access)
+        await until_async(lambda: waits_for_lock(access))
         group.execute("UPDATE streams SET highest = 6, above = %s WHERE stream = %s", [b"\x14", device.stream])
     raised = await raising
     assert (raised.cursor.floor, raised.cursor.contiguous, raised.cursor.highest) == (2, 2, 6)

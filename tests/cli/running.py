@@ -6,8 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -67,14 +66,6 @@ def started(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Po
 def on(access: Access) -> dict[str, str]:
     """The environment of a service on a test's database."""
     return {"POSTSEAL_DATABASE_URL": access.owner, "POSTSEAL_ROLES_FILE": str(access.passfile)}
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds."""
-    give_up_s = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.02)
 
 
 def is_open(port: int) -> bool:

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from running import DEADLINE_S, Lines, children_of, cpu_s, is_open, lives, on, started, until
+from running import DEADLINE_S, Lines, children_of, cpu_s, is_open, lives, on, started
 
 from fleet import Device, as_owner, enrol, stored
 from own_server import own_server
 from postseal.postgres.access import Access
 from postseal.web import process
 from sender import ENVELOPE, require_each_once, sending
+from until import until, waits_for_lock
 
 ALONE_AND_FAMILY = pytest.mark.parametrize("processes", [1, 2])
 LOAD_S = 1.0
@@ -73,15 +74,6 @@ def in_flight(access: Access, device: Device, port: int) -> Iterator[InFlight]:
         finally:
             locker.close()
             envelope.join()
-
-
-def waits_for_lock(access: Access) -> bool:
-    """Whether some transaction of this database waits for a lock."""
-    with as_owner(access) as owner:
-        row = owner.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        ).fetchone()
-    return row is not None and row[0] > 0
 
 
 @ALONE_AND_FAMILY

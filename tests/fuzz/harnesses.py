@@ -22,7 +22,7 @@ from postseal.envelope.kinds import Kinds, read_kinds
 from postseal.envelope.schema import payload_schema
 from postseal.errors import Refused, StartupError
 from postseal.identity.codes import code_hash
-from postseal.inbox import split_lines
+from postseal.inbound.inbox import split_lines
 from postseal.kinds_folder import compile_schema
 from postseal.limits import peer_key
 from postseal.outcomes import Reason

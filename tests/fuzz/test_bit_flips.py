@@ -8,7 +8,7 @@ import pytest
 from every_kind import DATA, JOB, JOB_FILE, data_of
 
 from fleet import Device, enrol, stored
-from postseal.inbox import MAX_BATCH_LINES
+from postseal.inbound.inbox import MAX_BATCH_LINES
 from postseal.outcomes import Outcome, Reason
 from postseal.postgres.access import Access
 from postseal.service import Service, running_service

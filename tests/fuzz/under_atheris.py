@@ -12,7 +12,7 @@ import atheris
 INSTRUMENTED = [
     "independent",
     "postseal.envelope",
-    "postseal.inbox",
+    "postseal.inbound.inbox",
     "postseal.identity.codes",
     "postseal.web.calls",
     "postseal.web.enrolments",

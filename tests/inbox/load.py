@@ -14,7 +14,7 @@ from typing import Any
 
 from postseal import logs
 from postseal.errors import Unavailable
-from postseal.inbox import Inbound
+from postseal.inbound.inbox import Inbound
 from postseal.outcomes import Reason
 from postseal.postgres.access import Access
 from postseal.service import Service, running_service

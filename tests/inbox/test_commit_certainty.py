@@ -14,8 +14,8 @@ import pytest
 from triggers import WRITES, raising, raising_first, trigger
 from wire_proxy import Deed, WireProxy, proxied
 
-from fleet import Device, as_owner, enrol, stored
-from postseal import commit, lane
+from fleet import Device, as_owner, enrol, locked_stream, stored
+from postseal.inbound import commit, lane
 from postseal.outcomes import Outcome, Reason
 from postseal.postgres import ingest
 from postseal.postgres.access import Access
@@ -23,6 +23,7 @@ from postseal.postgres.transaction import LOCK_TIMEOUT, SET_BOUNDS, STATEMENT_TI
 from postseal.service import Service, running_service
 from postseal.settings import Settings
 from postseal.verdicts import Receipt, Refusal, Verdict
+from until import until_async, waits_for_lock
 
 pytestmark = pytest.mark.anyio
 
@@ -288,13 +289,13 @@ async def test_a_fault_of_our_own_does_not_end_a_lane(access: Access, service: S
 async def test_a_caller_that_goes_away_takes_nothing_back(access: Access, service: Service, device: Device):
     """Its envelope is committed or not at all, and the next one gets its answer."""
     body = device.envelope(1)
-    with trigger(access, "streams", "PERFORM pg_sleep(0.2);"):
+    with locked_stream(access, device):
         gone = asyncio.create_task(service.inbox.receive(device.inbound(body)))
-        await asyncio.sleep(0.1)
+        await until_async(lambda: waits_for_lock(access))
         gone.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await gone
-        again = await service.inbox.receive(device.inbound(body))
+    again = await service.inbox.receive(device.inbound(body))
     assert isinstance(again, Receipt)
     assert again.outcome is Outcome.DUPLICATE
 

@@ -19,7 +19,7 @@ from fleet import PEER, Device, add_key, as_owner, enrol, issue
 from postseal.envelope import canonical, dsse, ed25519, v1
 from postseal.errors import Refused
 from postseal.identity.tokens import NewToken, new_token
-from postseal.inbox import Inbound
+from postseal.inbound.inbox import Inbound
 from postseal.outcomes import Outcome, Reason
 from postseal.postgres.access import Access
 from postseal.service import Service, running_service

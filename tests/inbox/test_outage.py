@@ -9,8 +9,8 @@ from psycopg_pool.base import AttemptWithBackoff
 
 from fleet import Device, enrol, stored
 from own_server import OwnServer, own_server
-from postseal import lane
 from postseal.errors import Unavailable
+from postseal.inbound import lane
 from postseal.outcomes import Outcome, Reason
 from postseal.postgres import database
 from postseal.service import Service, running_service

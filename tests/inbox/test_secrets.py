@@ -19,12 +19,12 @@ from psycopg.conninfo import conninfo_to_dict
 
 from fleet import PEER, Device, as_owner, issue
 from postseal import logs
-from postseal.commit import Committer
 from postseal.envelope import dsse, ed25519
 from postseal.errors import Refused
 from postseal.identity.tokens import NewToken, new_token
-from postseal.inbox import Inbound
-from postseal.judging import Entry
+from postseal.inbound.commit import Committer
+from postseal.inbound.inbox import Inbound
+from postseal.inbound.judging import Entry
 from postseal.outcomes import Outcome, Reason
 from postseal.postgres import ingest
 from postseal.postgres.access import Access
@@ -72,7 +72,7 @@ class Witnessed:
             await close(*args, **rows)
 
         monkeypatch.setattr(Committer, "commit", noting_commit)
-        monkeypatch.setattr("postseal.lane.close_group", noting_close)
+        monkeypatch.setattr("postseal.inbound.lane.close_group", noting_close)
 
     async def send(self, service: Service, credential: str, body: bytes) -> str:
         """Send one envelope; returns its outcome or reason."""

@@ -8,7 +8,7 @@ import pytest
 from outgoing import Destination, new_destination, signing_key
 from postseal.envelope import ed25519
 from postseal.envelope.kinds import NO_KINDS
-from postseal.outbox import Outbox
+from postseal.outbound.outbox import Outbox
 from postseal.postgres.access import Access
 from postseal.postgres.database import Database, Part
 from postseal.signing.pem_folder import PemFolder

@@ -26,7 +26,7 @@ from outgoing import (
 from postseal.envelope import ed25519
 from postseal.envelope.kinds import NO_KINDS
 from postseal.errors import Unavailable
-from postseal.outbox import Intent, Outbox, Sealed, Unsealed
+from postseal.outbound.outbox import Intent, Outbox, Sealed, Unsealed
 from postseal.outcomes import Reason
 from postseal.postgres.access import Access
 from postseal.postgres.database import Database
@@ -271,7 +271,7 @@ async def test_a_failed_signature_uses_no_number(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Refused, late or not the key's own: nothing is sealed in that call, and the next one begins at 1."""
-    monkeypatch.setattr("postseal.outbox.SIGN_S", 0.05)
+    monkeypatch.setattr("postseal.outbound.outbox.SIGN_S", 0.05)
     outbox = Outbox(database, Failing(folder, fail), kinds=NO_KINDS, attempt_limit=8)
     results = await outbox.enqueue(TENANT, PROJECT, [wish(), wish()], "owner-1")
     assert [code(result) for result in results] == [SealCode.SIGNING_FAILED] * 2

@@ -9,11 +9,11 @@ from fleet import as_owner, signed
 from outgoing import DESTINATION, PROJECT, TENANT, Destination, decision, register, require_whole, wish
 from postseal.envelope import dsse, ed25519
 from postseal.errors import Refused
-from postseal.outbox import Outbox, Sealed
+from postseal.outbound.outbox import Outbox, Sealed
+from postseal.outbound.presigned import enqueue_signed
 from postseal.outcomes import Reason
 from postseal.postgres.access import Access
 from postseal.postgres.database import Database
-from postseal.presigned import enqueue_signed
 
 pytestmark = pytest.mark.anyio
 

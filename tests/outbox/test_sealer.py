@@ -18,11 +18,11 @@ from fleet import as_owner
 from outgoing import Destination, audited, decision, new_destination, new_tenant, require_whole, signing_key
 from postseal.envelope import ed25519
 from postseal.envelope.kinds import NO_KINDS
-from postseal.outbox import Outbox
+from postseal.outbound.outbox import Outbox
+from postseal.outbound.sealer import Sealer
 from postseal.postgres.access import Access
 from postseal.postgres.database import Database
 from postseal.rules.delivery import SealCode
-from postseal.sealer import Sealer
 from postseal.signing.pem_folder import PemFolder
 
 pytestmark = pytest.mark.anyio

@@ -4,8 +4,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,14 +60,6 @@ def query(server: EmbeddedServer, statement: str, **changes: str) -> list[tuple[
     with psycopg.connect(make_conninfo(server.dsn, **changes), autocommit=True) as connection:
         cursor = connection.execute(statement.encode())
         return cursor.fetchall() if cursor.description else []
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Poll for what another process does on the file system."""
-    give_up = time.monotonic() + WAIT_SECONDS
-    while not holds():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
 
 
 @contextmanager

@@ -16,16 +16,17 @@ from faults import (
     loaded_service,
     small_disk,
 )
-from holders import own_folder, query, wait_until
+from holders import own_folder, query
 
 from fleet import PEER, as_owner
 from postseal.errors import Unavailable
-from postseal.inbox import Inbound
+from postseal.inbound.inbox import Inbound
 from postseal.postgres.access import Access
 from postseal.postgres.disk import MIB, Disk, free_on
 from postseal.postgres.embedded import start_or_join
 from postseal.postgres.home import Home, open_home, server_lives
 from postseal.postgres.watchdog import Watchdog
+from until import until
 
 RELEASED = "embedded_database_ballast_released"
 MADE = "embedded_database_ballast_made"
@@ -191,10 +192,10 @@ def test_stuck_on_a_full_disk_that_swallowed_the_log(place: Path, log: Log, monk
             flag.touch()
             with pytest.raises(psycopg.OperationalError):
                 query(server, "CREATE TABLE kept ()")
-            wait_until(lambda: home.log_file.read_text().count("PANIC:") == SESSION_AND_RECOVERY)
+            until(lambda: home.log_file.read_text().count("PANIC:") == SESSION_AND_RECOVERY)
             os.truncate(home.log_file, 0)
             flag.unlink()
-            wait_until(lambda: dog.check() or BACK in log.events())
+            until(lambda: dog.check() or BACK in log.events())
         finally:
             dog.close()
             assert server.release() is True

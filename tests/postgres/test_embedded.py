@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from holders import WAIT_SECONDS, next_line, own_folder, process_on, query, start, wait_until
+from holders import WAIT_SECONDS, next_line, own_folder, process_on, query, start
 
 from postseal.errors import StartupError
 from postseal.postgres import binaries
@@ -20,6 +20,7 @@ from postseal.postgres.account import account_for
 from postseal.postgres.durability import check_durability
 from postseal.postgres.home import Home, default_home, open_home, require_passage, server_lives
 from postseal.postgres.postmaster import SETTINGS, recorded_pid, stop_postmaster, telling_line
+from until import until
 
 AS_ROOT = os.geteuid() == 0
 
@@ -181,7 +182,7 @@ def test_stale_pid_file_does_not_block_a_start(home: Path, program: str):
     pid_file = Home(home).data / "postmaster.pid"
     first, rest = pid_file.read_text().split("\n", 1)
     os.kill(int(first), signal.SIGKILL)
-    wait_until(lambda: not server_lives(Home(home)))
+    until(lambda: not server_lives(Home(home)))
     with account_for(Home(home).data).start([program, "60"], output=subprocess.DEVNULL) as other:
         try:
             if program == "true":
@@ -199,7 +200,7 @@ def test_crash_in_the_middle_of_initdb_leaves_no_half_made_data(place: Path):
     """A kill -9 while initdb works: the next start makes the data anew and removes the remains."""
     home = place / "crashed"
     with process_on(home) as other:
-        wait_until(lambda: any(home.glob("staging-*/data/base")))
+        until(lambda: any(home.glob("staging-*/data/base")))
         other.kill()
         other.wait(WAIT_SECONDS)
     assert not Home(home).data.exists()

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from faults import short_steps
-from holders import WAIT_SECONDS, next_line, own_folder, process_on, query, start, wait_until
+from holders import WAIT_SECONDS, next_line, own_folder, process_on, query, start
 
 from postseal.postgres import postmaster
 from postseal.postgres.account import account_for
 from postseal.postgres.home import Home, server_lives
 from postseal.postgres.postmaster import living_pid, recorded_pid, stop_postmaster
+from until import until
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def test_starter_killed_before_the_server_answers(home: Path):
     """Kill -9 of the process that is just starting the server: the next one waits for that server and takes it over."""
     start(home).release()
     with process_on(home) as other:
-        wait_until(lambda: server_lives(Home(home)))
+        until(lambda: server_lives(Home(home)))
         other.kill()
         other.wait(WAIT_SECONDS)
     server = start(home)

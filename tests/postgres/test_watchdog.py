@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from faults import WAIT_SECONDS, Load, Log, build_sync_shim, hasten, kill_postmaster, survives
-from holders import own_folder, query, wait_until
+from holders import own_folder, query
 
 from postseal.errors import StartupError
 from postseal.postgres.disk import Disk
@@ -21,6 +21,7 @@ from postseal.postgres.embedded import EmbeddedServer, start_or_join
 from postseal.postgres.home import Home, server_lives
 from postseal.postgres.postmaster import living_pid
 from postseal.postgres.watchdog import Restarts, Watchdog, watching
+from until import until
 
 RESTARTING = "embedded_database_restarting"
 BACK = "embedded_database_answers_again"
@@ -126,7 +127,7 @@ def stuck(place: Path, home: Path, log: Log, monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(psycopg.OperationalError):
             query(server, "SELECT pg_logical_emit_message(true, 'test', 'x')")
         # The session's own, and the recovery's.
-        wait_until(lambda: Home(home).log_file.read_bytes()[end_of_log:].count(b"PANIC:") == 2)
+        until(lambda: Home(home).log_file.read_bytes()[end_of_log:].count(b"PANIC:") == 2)
         flag.unlink()
         yield server
     finally:

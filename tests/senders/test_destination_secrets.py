@@ -85,7 +85,7 @@ def test_a_key_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
     file.write_bytes(bytes(32))
     for mode in (0o640, 0o604, 0o620, 0o602, 0o610, 0o601):
         file.chmod(mode)
-        with pytest.raises(StartupError, match=r"\Aothers may read the deployment key file [^\n]*\Z"):
+        with pytest.raises(StartupError, match=r"\Athe deployment key file [^\n]* is not used: others may read it[^\n]*\Z"):
             load_deployment_key(file, make=True)
     file.chmod(0o400)
     load_deployment_key(file, make=True)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import resource
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from postseal.web import dealing
 from postseal.web.dealing import MAX_UNTAKEN, Channel, Dealer
 from postseal.web.server import bind
+from until import until_async
 
 PATIENCE_S = 15.0
 
@@ -51,12 +52,6 @@ def run(main: Awaitable[None]) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(bounded())
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Let the loop run until something holds."""
-    while not holds():
-        await asyncio.sleep(0.001)
 
 
 @contextmanager
@@ -109,7 +104,7 @@ def test_a_dealt_connection_is_as_an_accepted_one(host: str) -> None:
             channel.open(lambda: Seen(seen))
             dealer.deal_to(ours)
             with socket.create_connection(dealer._listener.getsockname()[:2], PATIENCE_S) as client:
-                await until(lambda: bool(seen))
+                await until_async(lambda: bool(seen))
                 assert (seen[0].peer, seen[0].no_delay, seen[0].inheritable) == (client.getsockname(), 1, False)
                 seen[0].transport.close()
                 assert await asyncio.to_thread(client.recv, 1) == b""
@@ -154,8 +149,8 @@ def test_all_that_is_taken_makes_room() -> None:
             for bursts in range(1, 4):
                 for _ in range(MAX_UNTAKEN):
                     held.enter_context(socket.create_connection(dealer._listener.getsockname()))
-                await until(lambda expected=bursts * MAX_UNTAKEN: len(seen) == expected)
-            await until(lambda: dealer._untaken[ours] == 0)
+                await until_async(lambda expected=bursts * MAX_UNTAKEN: len(seen) == expected)
+            await until_async(lambda: dealer._untaken[ours] == 0)
             await channel.close()
             for connection in seen:
                 connection.transport.close()
@@ -176,7 +171,7 @@ def test_what_an_ended_child_cannot_take_goes_to_the_next() -> None:
                 dealer._accept()
                 assert lying_in(living) == 1
             living.close()
-            await until(lambda: not dealer._looking)
+            await until_async(lambda: not dealer._looking)
             with socket.create_connection(address), pair() as (third, successor):
                 await asyncio.sleep(0.05)
                 dealer.deal_to(third)
@@ -199,11 +194,11 @@ def test_without_descriptors_accepting_rests(monkeypatch: pytest.MonkeyPatch) ->
                 os.close(next_free)
                 resource.setrlimit(resource.RLIMIT_NOFILE, (next_free, before[1]))
                 try:
-                    await until(lambda: dealer._resting)
+                    await until_async(lambda: dealer._resting)
                     await asyncio.sleep(0.05)
                 finally:
                     resource.setrlimit(resource.RLIMIT_NOFILE, before)
-                await until(lambda: dealer._untaken[ours] == 1)
+                await until_async(lambda: dealer._untaken[ours] == 1)
                 assert lying_in(theirs) == 1
 
     with capture_logs() as events:
@@ -232,7 +227,7 @@ def test_at_its_end_a_child_takes_what_was_dealt_and_no_more(monkeypatch: pytest
                 with socket.create_connection(address):
                     dealer._accept()
                     assert lying_in(other) == 1
-                await until(lambda: len(seen) == 2)
+                await until_async(lambda: len(seen) == 2)
                 client.sendall(b"request")
                 await closing
                 assert b"request" in [connection.received for connection in seen]
@@ -256,7 +251,7 @@ def test_a_parent_that_is_gone_leaves_nothing_to_spin_on(monkeypatch: pytest.Mon
             with socket.create_connection(listener.getsockname()), listener.accept()[0] as connection:
                 socket.send_fds(ours, [b"."], [connection.fileno()])
                 ours.close()
-                await until(lambda: bool(seen))
+                await until_async(lambda: bool(seen))
                 await asyncio.sleep(0.05)
                 await channel.close()
                 seen[0].transport.close()

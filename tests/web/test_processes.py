@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from postseal.postgres.access import Access
 from postseal.settings import Settings
 from postseal.web.dealing import MAX_UNTAKEN
 from postseal.web.processes import FOLDER_PREFIX, _remove_left_behind
+from until import until
 
 FAMILY = """
 import sys, msgspec, structlog
@@ -80,14 +81,6 @@ def target(link: Path) -> str:
 def stat_of(pid: int) -> list[str]:
     """What /proc says behind a process's name, its state first."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds."""
-    give_up_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
 
 
 def answered(clients: list[Client]) -> list[Client]:

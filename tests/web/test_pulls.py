@@ -16,8 +16,9 @@ from wire import Answer, request
 
 from fleet import as_owner, issue
 from outgoing import Destination, register
-from postseal import door, pulling
+from postseal import door
 from postseal.envelope import dsse, ed25519, v1
+from postseal.outbound import pulling
 from postseal.postgres.access import Access
 
 CLAIM, SETTLE = "/v1/deliveries/claim", "/v1/deliveries/settle"

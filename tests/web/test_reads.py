@@ -9,8 +9,8 @@ from served import Site
 from wire import Answer, get, post
 
 from fleet import Device, as_owner, enrol, issue
-from postseal import reading
 from postseal.envelope import dsse, ed25519
+from postseal.inbound import reading
 
 STREAMS = "/v1/projects/apollo/streams"
 

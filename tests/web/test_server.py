@@ -4,8 +4,6 @@ import asyncio
 import http.client
 import socket
 import threading
-import time
-from collections.abc import Callable
 
 import psycopg
 import pytest
@@ -21,16 +19,9 @@ from postseal.service import running_service
 from postseal.settings import Settings
 from postseal.web.dealing import Channel
 from postseal.web.server import address_of, bind, listening, serve
+from until import until, waits_for_lock
 
 PATIENCE_S = 20.0
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds, a few seconds at the most."""
-    end_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
 
 
 def test_a_taken_port_stops_the_start() -> None:
@@ -128,15 +119,6 @@ def test_what_was_dealt_before_the_end_is_answered(access: Access) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
     assert b"".join(answers).startswith(b"HTTP/1.1 200")
-
-
-def waits_for_lock(access: Access) -> bool:
-    """Whether some transaction of this database waits for a lock."""
-    with as_owner(access) as owner:
-        row = owner.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        ).fetchone()
-    return row is not None and row[0] > 0
 
 
 def test_without_a_database_everything_is_unavailable_and_comes_back(access: Access) -> None:

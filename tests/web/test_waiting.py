@@ -3,7 +3,7 @@
 import contextlib
 import queue
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -11,13 +11,15 @@ from served import Site, running_site
 from wire import Client, get, post
 
 from fleet import Device, as_owner, enrol, issue
-from postseal import door, hints, waiting
+from postseal import door
+from postseal.inbound import hints, waiting
 from postseal.postgres.access import Access
 from postseal.postgres.ingest import StreamKey
 from postseal.postgres.reading import read_contiguous
 from postseal.postgres.transaction import Connection
 from postseal.settings import Settings
 from postseal.web import streams
+from until import until
 
 POLL_S = 20.0
 """So long that only a hint can be meant where a reader is woken soon."""
@@ -80,14 +82,6 @@ def listeners(access: Access) -> list[int]:
             " WHERE datname = current_database() AND query LIKE 'LISTEN %' AND state = 'idle'"
         ).fetchall()
     return [pid for (pid,) in rows]
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds."""
-    give_up_s = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
 
 
 def wait_for_look(looks: Looks, device: Device) -> None:

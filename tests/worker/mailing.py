@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleet import as_owner
+from postseal.outbound.scheduler import RoundRobin, TenantScheduler
+from postseal.outbound.targets import Targets
+from postseal.outbound.worker import Pace, Worker
 from postseal.postgres.access import Access
 from postseal.postgres.database import Database, Part
 from postseal.rules.delivery import Attempted
-from postseal.scheduler import RoundRobin, TenantScheduler
 from postseal.senders import Mail, Scheme, Secret, Sender
 from postseal.senders.secrets import DeploymentKey
-from postseal.targets import Targets
-from postseal.worker import Pace, Worker
 
 KEY = DeploymentKey(bytes(range(32)))
 SHARED = Secret(Scheme.V1, bytes(range(32)))
@@ -210,10 +210,3 @@ def make_worker(
         clock=clock,
         chance=random.Random(seed).random,
     )
-
-
-async def until(holds: Callable[[], bool], *, within_s: float = 20.0) -> None:
-    """Wait until something holds."""
-    async with asyncio.timeout(within_s):
-        while not holds():
-            await asyncio.sleep(0.01)

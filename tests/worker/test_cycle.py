@@ -17,22 +17,22 @@ from mailing import (
     make_box,
     make_worker,
     stages,
-    until,
     while_closed,
 )
 from structlog.testing import capture_logs
 
 from fleet import as_owner
-from postseal import cycle, scheduler
-from postseal.cycle import Counts
 from postseal.errors import Unavailable
 from postseal.limits import Rate
+from postseal.outbound import cycle, scheduler
+from postseal.outbound.cycle import Counts
+from postseal.outbound.targets import Target, Targets
 from postseal.postgres.access import Access
 from postseal.postgres.database import Connection, Database, Part
 from postseal.rules.delivery import Attempted, Code
 from postseal.senders import Mail
 from postseal.senders.secrets import DeploymentKey
-from postseal.targets import Target, Targets
+from until import until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -112,7 +112,7 @@ async def test_a_destination_has_no_more_on_their_way_than_its_cap(access: Acces
 
     sender = FakeSender(after_a_moment)
     async with make_worker(database, sender, destination_concurrency=8, cycles=6):
-        await until(lambda: len(sender.ended) >= 240)
+        await until_async(lambda: len(sender.ended) >= 240)
     assert sender.most == {"erp": 8, "crm": 8}
     assert stages(access, *boxes) == {"delivered": 240}
 
@@ -160,7 +160,7 @@ async def test_one_slow_receiver_does_not_hold_up_the_settlement_of_others(acces
         return Attempted()
 
     turn = asyncio.create_task(make_worker(database, FakeSender(answer)).run_once())
-    await until(lambda: stages(access, quick) == {"delivered": 9}, within_s=5)
+    await until_async(lambda: stages(access, quick) == {"delivered": 9}, within_s=5)
     assert stages(access, slow) == {"leased": 1}
     gate.set()
     report = await turn
@@ -177,10 +177,10 @@ async def test_a_long_sending_keeps_its_lease(access: Access, database: Database
     one, other = (make_worker(database, sender, lease_s=0.6, seed=n) for n in range(2))
     async with one, other:
         # Each renewal is after a third of a lease: these are two leases' worth.
-        await until(lambda: one.totals.renewed + other.totals.renewed >= 12)
+        await until_async(lambda: one.totals.renewed + other.totals.renewed >= 12)
         assert len(sender.begun) == 2
         gate.set()
-        await until(lambda: stages(access, box) == {"delivered": 2})
+        await until_async(lambda: stages(access, box) == {"delivered": 2})
     assert {mail.attempt for mail in sender.begun} == {1}
 
 
@@ -190,7 +190,7 @@ async def test_a_sending_that_lost_its_lease_is_cut_off(access: Access, database
     fill(access, box, 2)
     sender = while_closed(asyncio.Event())
     turn = asyncio.create_task(make_worker(database, sender, lease_s=0.6).run_once())
-    await until(lambda: len(sender.begun) == 2)
+    await until_async(lambda: len(sender.begun) == 2)
     with as_owner(access) as owner:
         owner.execute("UPDATE queue SET token = gen_random_uuid(), attempt = attempt + 1")
     report = await turn
@@ -208,7 +208,7 @@ async def test_a_settle_after_the_lease_counts_while_nobody_else_has_the_deliver
     gate = asyncio.Event()
     sender = while_closed(gate)
     turn = asyncio.create_task(make_worker(database, sender).run_once())
-    await until(lambda: len(sender.begun) == 2)
+    await until_async(lambda: len(sender.begun) == 2)
     make_all_due(access)
     with as_owner(access) as owner:  # the lease of one is taken over
         owner.execute("UPDATE queue SET token = gen_random_uuid(), attempt = 2 WHERE sequence = 2")
@@ -229,7 +229,7 @@ async def test_the_token_fences_where_the_attempt_alone_would_not(access: Access
     turns: list[asyncio.Task[Any]] = []
     for sender in senders:
         turns.append(asyncio.create_task(make_worker(database, sender).run_once()))
-        await until(lambda sender=sender: len(sender.begun) == 1)
+        await until_async(lambda sender=sender: len(sender.begun) == 1)
         if sender is senders[0]:
             with as_owner(access) as owner:
                 owner.execute("UPDATE queue SET attempt = 0, stage = 'fresh', token = NULL, due_at = clock_timestamp()")
@@ -541,7 +541,7 @@ async def test_a_sender_that_does_not_hear_is_left_behind(access: Access, databa
     assert stages(access, box) == {"leased": 1}
     assert one.out == 1
     gate.set()
-    await until(lambda: one.out == 0)
+    await until_async(lambda: one.out == 0)
 
 
 async def test_what_is_cut_off_while_the_database_is_away_ends_in_bounded_time(access: Access, faulty: Faulty):
@@ -551,7 +551,7 @@ async def test_what_is_cut_off_while_the_database_is_away_ends_in_bounded_time(a
     sender = while_closed(asyncio.Event())
     one = make_worker(faulty, sender, cycle_timeout_s=0.3)
     turn = asyncio.create_task(one.run_once())
-    await until(lambda: len(sender.begun) == 4)
+    await until_async(lambda: len(sender.begun) == 4)
     faulty.stuck = asyncio.Event()
     async with asyncio.timeout(cycle.CUT_S + cycle.HAND_BACK_S + 2):
         with pytest.raises(TimeoutError):

@@ -16,17 +16,18 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from mailing import Box, FakeSender, at_once, delivering, fill, make_all_due, make_box, make_worker, until
+from mailing import Box, FakeSender, at_once, delivering, fill, make_all_due, make_box, make_worker
 
 from fleet import as_owner
-from postseal import cycle
-from postseal.cycle import Counts, CycleReport
 from postseal.errors import Unavailable
+from postseal.outbound import cycle
+from postseal.outbound.cycle import Counts, CycleReport
+from postseal.outbound.worker import Worker
 from postseal.postgres.access import Access
 from postseal.postgres.database import Connection, Database
 from postseal.rules.delivery import Attempted, Code
 from postseal.senders import Mail
-from postseal.worker import Worker
+from until import until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -244,7 +245,7 @@ class History:
         """A worker is gone, whatever it had out."""
         if self.players:
             player = self.chance.choice(self.players)
-            await until(lambda: not player.database.busy)
+            await until_async(lambda: not player.database.busy)
             player.database.lost = True
             player.database.thawed.set()
             await self._end(player)
@@ -253,7 +254,7 @@ class History:
         """A worker is told to end now."""
         if self.players:
             player = self.chance.choice(self.players)
-            await until(lambda: not player.database.busy)
+            await until_async(lambda: not player.database.busy)
             player.database.thawed.set()
             await self._end(player)
 
@@ -292,7 +293,7 @@ class History:
         self.players.remove(player)
 
     async def _rest(self) -> None:
-        await until(lambda: all(player.rests for player in self.players))
+        await until_async(lambda: all(player.rests for player in self.players))
         for player in [player for player in self.players if player.turn.done()]:
             self.players.remove(player)
             if not player.turn.cancelled():

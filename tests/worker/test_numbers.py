@@ -7,17 +7,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from mailing import answering, at_once, fill, make_all_due, make_box, until
+from mailing import answering, at_once, fill, make_all_due, make_box
 from test_process import Setting, receiving
 
 from fleet import as_owner
+from postseal.outbound.worker import Worker
 from postseal.postgres.access import Access
 from postseal.rules.delivery import Attempted, Code
 from postseal.senders import Sender
 from postseal.service import Service, running_service
 from postseal.settings import Settings
-from postseal.worker import Worker
 from postseal.worker_service import running_worker
+from until import until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -62,7 +63,7 @@ async def test_what_a_worker_does_is_counted(access: Access, tmp_path: Path):
     fill(access, failing, 3)
     sender = answering(Attempted(Code.STATUS_5XX))
     async with serving(access, tmp_path, sender) as (service, worker):
-        await until(lambda: worker.totals.retried + worker.totals.dead == 5 and worker.running_cycles == 0)
+        await until_async(lambda: worker.totals.retried + worker.totals.dead == 5 and worker.running_cycles == 0)
         for _ in range(2):
             assert shown(service, "deliveries_total", became="dead") == 2
             assert shown(service, "deliveries_total", became="retried") == 3
@@ -70,9 +71,9 @@ async def test_what_a_worker_does_is_counted(access: Access, tmp_path: Path):
         assert [shown(service, "turns_lost_total", why=why) for why in ("limited", "failed", "cut_off")] == [0, 0, 0]
         sender.answer = at_once().answer
         make_all_due(access)
-        await until(lambda: worker.totals.delivered == 3)
+        await until_async(lambda: worker.totals.delivered == 3)
         assert shown(service, "deliveries_total", became="delivered") == 3
-        await until(lambda: worker.out == 0)
+        await until_async(lambda: worker.out == 0)
 
         async def wait(_mail: object) -> Attempted:
             await gate.wait()
@@ -80,11 +81,11 @@ async def test_what_a_worker_does_is_counted(access: Access, tmp_path: Path):
 
         sender.answer = wait
         fill(access, box, 4)
-        await until(lambda: worker.out == 4)
+        await until_async(lambda: worker.out == 4)
         assert shown(service, "deliveries_out") == 4
         assert (shown(service, "pool_connections", pool="worker", state="idle") or 0) > 0
         gate.set()
-        await until(lambda: worker.out == 0)
+        await until_async(lambda: worker.out == 0)
         assert shown(service, "deliveries_out") == 0
 
 
@@ -142,7 +143,7 @@ async def test_its_totals_at_the_end(access: Access, tmp_path: Path):
     async with receiving() as receiver:
         fill(access, make_box(access, url=receiver.url), 3)
         async with setting.worker() as process:
-            await until(lambda: receiver.answered.total() == 3)
+            await until_async(lambda: receiver.answered.total() == 3)
             process.terminate()
             assert process.stderr is not None
             lines = [json.loads(line) for line in (await process.stderr.read()).splitlines()]

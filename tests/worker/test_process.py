@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mailing import Box, fill, make_all_due, make_box, stages, until
+from mailing import Box, fill, make_all_due, make_box, stages
 
 from fleet import as_owner
 from postseal.postgres.access import Access
+from until import until_async, waits_for_lock
 
 pytestmark = pytest.mark.anyio
 
@@ -147,13 +148,13 @@ async def test_a_worker_that_freezes_past_its_lease(setting: Setting):
         fill(setting.access, box, 3)
         receiver.gate.clear()
         async with setting.worker() as frozen:
-            await until(lambda: len(receiver.asked) == 3)
+            await until_async(lambda: len(receiver.asked) == 3)
             frozen.send_signal(signal.SIGSTOP)
             receiver.gate.set()
-            await until(lambda: len(receiver.answered) == 3)
+            await until_async(lambda: len(receiver.answered) == 3)
             make_all_due(setting.access)
             async with setting.worker() as other:
-                await until(lambda: stages(setting.access, box) == {"delivered": 3})
+                await until_async(lambda: stages(setting.access, box) == {"delivered": 3})
                 before = settlements(setting.access)
                 frozen.send_signal(signal.SIGCONT)
                 await stop(other)
@@ -169,14 +170,14 @@ async def test_a_worker_that_freezes_and_finds_its_leases_untouched(setting: Set
         fill(setting.access, box, 3)
         receiver.gate.clear()
         async with setting.worker() as frozen:
-            await until(lambda: len(receiver.asked) == 3)
+            await until_async(lambda: len(receiver.asked) == 3)
             frozen.send_signal(signal.SIGSTOP)
             receiver.gate.set()
-            await until(lambda: len(receiver.answered) == 3)
+            await until_async(lambda: len(receiver.answered) == 3)
             with as_owner(setting.access) as owner:
                 owner.execute("UPDATE queue SET due_at = clock_timestamp() + interval '2 s'")
             frozen.send_signal(signal.SIGCONT)
-            await until(lambda: stages(setting.access, box) == {"delivered": 3})
+            await until_async(lambda: stages(setting.access, box) == {"delivered": 3})
             await stop(frozen)
     assert settlements(setting.access) == [("delivered", 1)] * 3
 
@@ -188,7 +189,7 @@ async def test_killed_while_it_sends(setting: Setting):
         fill(setting.access, box, 3)
         receiver.gate.clear()
         async with setting.worker() as killed:
-            await until(lambda: len(receiver.asked) == 3)
+            await until_async(lambda: len(receiver.asked) == 3)
             killed.kill()
             await killed.wait()
         assert stages(setting.access, box) == {"leased": 3}
@@ -209,11 +210,11 @@ async def test_killed_while_it_settles(setting: Setting):
             with owner.transaction():
                 owner.execute("SELECT FROM destination_health FOR UPDATE")
                 async with setting.worker() as killed:
-                    await until(lambda: len(receiver.answered) == 3)
-                    await until(lambda: _waits_for_a_lock(setting.access))
+                    await until_async(lambda: len(receiver.answered) == 3)
+                    await until_async(lambda: waits_for_lock(setting.access))
                     killed.kill()
                     await killed.wait()
-            await until(lambda: not _waits_for_a_lock(setting.access))
+            await until_async(lambda: not waits_for_lock(setting.access))
         # Its session may have gone on to the commit when it had the lock: either way nothing is lost.
         left = stages(setting.access, box)
         assert left in ({"leased": 3}, {"delivered": 3})
@@ -224,20 +225,12 @@ async def test_killed_while_it_settles(setting: Setting):
     assert len(settlements(setting.access)) == 3
 
 
-def _waits_for_a_lock(access: Access) -> bool:
-    with as_owner(access) as owner:
-        row = owner.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        ).fetchone()
-    return row is not None and row[0] > 0
-
-
 async def kill_round(setting: Setting, receiver: Receiver, boxes: list[Box], chance: random.Random) -> None:
     """Kill a worker at a random moment of its work."""
     for box in boxes:
         fill(setting.access, box, 60)
     async with setting.worker() as killed:
-        await until(lambda: bool(receiver.asked))
+        await until_async(lambda: bool(receiver.asked))
         await asyncio.sleep(chance.uniform(0, 0.25))
         killed.kill()
         await killed.wait()
@@ -253,7 +246,7 @@ async def kill_rounds(setting: Setting, chance: random.Random, rounds: int) -> N
             make_all_due(setting.access)
         total = rounds * 60 * len(boxes)
         async with setting.worker() as last:
-            await until(lambda: stages(setting.access, *boxes) == {"delivered": total}, within_s=DONE_WITHIN_S)
+            await until_async(lambda: stages(setting.access, *boxes) == {"delivered": total}, within_s=DONE_WITHIN_S)
             await stop(last)
     with as_owner(setting.access) as owner:
         ids = owner.execute("SELECT delivery::text FROM deliveries").fetchall()
@@ -287,7 +280,7 @@ async def test_stopped_while_it_sends(setting: Setting):
         fill(setting.access, box, 40)
         receiver.gate.clear()
         async with setting.worker() as process:
-            await until(lambda: len(receiver.asked) == 16)
+            await until_async(lambda: len(receiver.asked) == 16)
             process.terminate()
             await asyncio.sleep(0.3)
             assert process.returncode is None
@@ -304,7 +297,7 @@ async def test_a_second_signal_ends_it_at_once(setting: Setting):
         fill(setting.access, box, 3)
         receiver.gate.clear()
         async with setting.worker() as process:
-            await until(lambda: len(receiver.asked) == 3)
+            await until_async(lambda: len(receiver.asked) == 3)
             process.terminate()
             await asyncio.sleep(0.2)
             process.terminate()
@@ -350,7 +343,7 @@ async def test_one_turn_that_is_stopped(setting: Setting):
         fill(setting.access, box, 3)
         receiver.gate.clear()
         async with setting.worker("--once") as process:
-            await until(lambda: len(receiver.asked) == 3, within_s=READY_WITHIN_S)
+            await until_async(lambda: len(receiver.asked) == 3, within_s=READY_WITHIN_S)
             process.terminate()
             async with asyncio.timeout(DONE_WITHIN_S):
                 assert await process.wait() == 143

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 import pytest
 from mailing import Box, delivering, fill, make_box
 
-from postseal import scheduler
+from postseal.outbound import scheduler
+from postseal.outbound.scheduler import FixedTenants, RoundRobin, TenantScheduler, Turn
 from postseal.postgres.access import Access
 from postseal.postgres.database import Database
 from postseal.postgres.turns import Due
-from postseal.scheduler import FixedTenants, RoundRobin, TenantScheduler, Turn
 
 pytestmark = pytest.mark.anyio
 

@@ -2,8 +2,8 @@
 
 import random
 
+from postseal.outbound.slots import Slots
 from postseal.postgres.turns import Due
-from postseal.slots import Slots
 
 
 def test_a_claim_is_shared_out_evenly_as_far_as_there_is_room():

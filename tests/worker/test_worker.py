@@ -16,21 +16,21 @@ from mailing import (
     make_box,
     make_worker,
     stages,
-    until,
     while_closed,
 )
 from structlog.testing import capture_logs
 
 from fleet import as_owner
 from own_server import own_server
-from postseal import scheduler, worker
 from postseal.limits import Rate
+from postseal.outbound import scheduler, worker
+from postseal.outbound.scheduler import LOOK_EVERY_S, HasRoom, RoundRobin, Turn
 from postseal.postgres import database as pools
 from postseal.postgres.access import Access
 from postseal.postgres.database import Database
 from postseal.rules.delivery import Attempted, Code
-from postseal.scheduler import LOOK_EVERY_S, HasRoom, RoundRobin, Turn
 from postseal.senders import Mail
+from until import until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +49,7 @@ async def test_what_is_due_is_delivered_once(access: Access, database: Database)
         fill(access, box, 150)
     sender = at_once()
     async with make_worker(database, sender) as one:
-        await until(lambda: len(sender.ended) >= 600)
+        await until_async(lambda: len(sender.ended) >= 600)
     assert stages(access, *boxes) == {"delivered": 600}
     assert len({mail.delivery for mail in sender.ended}) == 600
     assert one.totals.delivered == one.totals.claimed == 600
@@ -63,7 +63,7 @@ async def test_workers_beside_each_other_share_the_work(access: Access, database
     senders = [at_once(), at_once()]
     workers = [make_worker(database, sender, seed=n) for n, sender in enumerate(senders)]
     async with workers[0], workers[1]:
-        await until(lambda: sum(len(sender.ended) for sender in senders) >= 400)
+        await until_async(lambda: sum(len(sender.ended) for sender in senders) >= 400)
     assert stages(access, box) == {"delivered": 400}
     assert sum(len(sender.begun) for sender in senders) == 400
 
@@ -98,16 +98,16 @@ async def leaves_within_two_turns(access: Access, rows: int) -> None:
 
 async def _leaves(access: Access, one: worker.Worker, sender: FakeSender, alive: Box, turns: list[str]) -> None:
     async with one:
-        await until(lambda: len(sender.ended) == 1)
+        await until_async(lambda: len(sender.ended) == 1)
         assert "globex" in turns[:2]
         # Now everything that the first one may have out hangs; a newcomer is seen with the next look.
-        await until(lambda: one.out >= 160)
+        await until_async(lambda: one.out >= 160)
         for count in range(2, 5):
             fill(access, alive, 1)
             began_s = time.monotonic()
-            await until(lambda count=count: len(sender.ended) == count)
+            await until_async(lambda count=count: len(sender.ended) == count)
             assert time.monotonic() - began_s < 2 * LOOK_EVERY_S
-        await until(lambda: one.out == 160)
+        await until_async(lambda: one.out == 160)
 
 
 async def test_a_dead_endpoint_with_a_backlog_starves_nobody(access: Access):
@@ -133,7 +133,7 @@ async def test_endpoints_that_refuse_at_once_starve_nobody(access: Access, datab
 
     sender = FakeSender(answer)
     async with make_worker(database, sender, cycles=1) as one:
-        await until(lambda: sum(mail.tenant == "globex" for mail in sender.ended) == 160)
+        await until_async(lambda: sum(mail.tenant == "globex" for mail in sender.ended) == 160)
         assert one.turns <= 2 * 160 / 16 + 2
 
 
@@ -150,9 +150,9 @@ async def test_many_dead_endpoints_of_many_tenants_leave_room_for_one_more(acces
 
     sender = FakeSender(answer)
     async with make_worker(database, sender, cycles=2, stop_grace_s=0.0) as one:
-        await until(lambda: one.out >= 2 * worker.SLOTS_A_CYCLE - 16, within_s=30)
+        await until_async(lambda: one.out >= 2 * worker.SLOTS_A_CYCLE - 16, within_s=30)
         fill(access, alive, 3)
-        await until(lambda: stages(access, alive) == {"delivered": 3})
+        await until_async(lambda: stages(access, alive) == {"delivered": 3})
 
 
 async def test_an_idle_worker_is_woken(access: Access, database: Database):
@@ -164,7 +164,7 @@ async def test_an_idle_worker_is_woken(access: Access, database: Database):
             await asyncio.sleep(0.1)
             fill(access, box, 1)
             one.wake()
-            await until(lambda count=count: len(sender.ended) == count, within_s=2)
+            await until_async(lambda count=count: len(sender.ended) == count)
 
 
 async def test_a_hint_right_after_a_look_is_not_lost(
@@ -176,11 +176,11 @@ async def test_a_hint_right_after_a_look_is_not_lost(
     box = make_box(access)
     sender = at_once()
     async with make_worker(database, sender, poll_s=60.0) as one:
-        await until(lambda: one._scheduler._turns._looked_s > 0)
+        await until_async(lambda: one._scheduler._turns._looked_s > 0)
         await asyncio.sleep(0.2)  # the look itself
         fill(access, box, 1)
         one.wake()
-        await until(lambda: len(sender.ended) == 1, within_s=5)
+        await until_async(lambda: len(sender.ended) == 1)
 
 
 async def test_an_idle_worker_polls(access: Access, database: Database):
@@ -190,7 +190,7 @@ async def test_an_idle_worker_polls(access: Access, database: Database):
     async with make_worker(database, sender, poll_s=0.2):
         await asyncio.sleep(0.1)
         fill(access, box, 1)
-        await until(lambda: len(sender.ended) == 1, within_s=2)
+        await until_async(lambda: len(sender.ended) == 1)
 
 
 async def test_what_is_limited_comes_back_by_itself(access: Access, database: Database):
@@ -200,7 +200,7 @@ async def test_what_is_limited_comes_back_by_itself(access: Access, database: Da
     sender = at_once()
     async with make_worker(database, sender, rate=Rate(5.0, 1)) as one:
         began_s = time.monotonic()
-        await until(lambda: len(sender.ended) == 64)
+        await until_async(lambda: len(sender.ended) == 64)
         assert time.monotonic() - began_s >= 0.55
         assert one.limiter.granted.permits >= 4
     assert stages(access, box) == {"delivered": 64}
@@ -214,7 +214,7 @@ async def test_stopping_lets_what_is_on_its_way_end(access: Access, database: Da
     sender = while_closed(gate)
     stop = asyncio.Event()
     running = asyncio.create_task(make_worker(database, sender, stop_grace_s=20.0).run(stop))
-    await until(lambda: len(sender.begun) == 16)
+    await until_async(lambda: len(sender.begun) == 16)
     stop.set()
     await asyncio.sleep(0.1)
     assert not running.done()
@@ -232,7 +232,7 @@ async def test_stopping_cuts_off_what_does_not_end(access: Access, database: Dat
     sender = while_closed(asyncio.Event())
     one = make_worker(database, sender, stop_grace_s=0.1)
     async with one:
-        await until(lambda: len(sender.begun) == 16)
+        await until_async(lambda: len(sender.begun) == 16)
     assert (len(sender.cut), one.totals.retried, one.out) == (16, 16, 0)
     assert stages(access, box) == {"retry": 16, "fresh": 84}
     with as_owner(access) as owner:
@@ -245,7 +245,7 @@ async def test_who_cancels_the_worker_does_not_wait_for_receivers(access: Access
     fill(access, box, 100)
     sender = while_closed(asyncio.Event())
     running = asyncio.create_task(make_worker(database, sender, stop_grace_s=60.0).run(asyncio.Event()))
-    await until(lambda: len(sender.begun) == 16)
+    await until_async(lambda: len(sender.begun) == 16)
     running.cancel()
     async with asyncio.timeout(5):
         await asyncio.wait({running})
@@ -270,7 +270,7 @@ async def test_a_fault_in_one_turn_is_not_the_next_ones(access: Access, database
     with capture_logs() as logs:
         sender = at_once()
         async with make_worker(database, sender) as one:
-            await until(lambda: stages(access, good) == {"delivered": 3} and one.failed_turns == 1)
+            await until_async(lambda: stages(access, good) == {"delivered": 3} and one.failed_turns == 1)
         assert "canary" not in str(logs)
         assert [(entry["event"], entry["sqlstate"]) for entry in logs if "sqlstate" in entry] == [
             ("turn_failed", "22000")
@@ -280,7 +280,7 @@ async def test_a_fault_in_one_turn_is_not_the_next_ones(access: Access, database
         owner.execute("DROP TRIGGER fault ON settlements")
     make_all_due(access)
     async with make_worker(database, sender):
-        await until(lambda: stages(access, bad) == {"delivered": 3})
+        await until_async(lambda: stages(access, bad) == {"delivered": 3})
 
 
 async def test_a_database_that_goes_away_and_comes_back(monkeypatch: pytest.MonkeyPatch):
@@ -293,14 +293,14 @@ async def test_a_database_that_goes_away_and_comes_back(monkeypatch: pytest.Monk
         gate = asyncio.Event()
         sender = while_closed(gate)
         async with delivering(server.access) as database, make_worker(database, sender):
-            await until(lambda: len(sender.begun) == 16)
+            await until_async(lambda: len(sender.begun) == 16)
             await asyncio.to_thread(server.stop)
             gate.set()
-            await until(lambda: len(sender.ended) == 16)
+            await until_async(lambda: len(sender.ended) == 16)
             await asyncio.sleep(0.5)
             await asyncio.to_thread(server.start)
-            await until(lambda: len(sender.ended) >= 40)
-            await until(lambda: stages(server.access, box) == {"delivered": 40})
+            await until_async(lambda: len(sender.ended) >= 40)
+            await until_async(lambda: stages(server.access, box) == {"delivered": 40})
         assert len(sender.begun) == 40
 
 
@@ -312,7 +312,7 @@ async def test_mail_that_stayed_held_is_let_go(access: Access, database: Databas
     with as_owner(access) as owner:
         owner.execute("UPDATE queue SET lane = 'held'")
     async with make_worker(database, at_once()):
-        await until(lambda: stages(access, box) == {"delivered": 30})
+        await until_async(lambda: stages(access, box) == {"delivered": 30})
 
 
 async def test_an_hour_between_the_clocks_changes_nothing(access: Access, database: Database):

@@ -16,7 +16,7 @@ from postseal.cli.failures import fail
 from postseal.cli.output import print_json, print_record, print_table, record
 from postseal.envelope.kinds import NO_KINDS
 from postseal.kinds_folder import load_kinds
-from postseal.outbox import Intent, Outbox, Sealed, Unsealed
+from postseal.outbound.outbox import Intent, Outbox, Sealed, Unsealed
 from postseal.postgres.database import Database, Part
 from postseal.postgres.mail import ShownDelivery, ShownIntent
 from postseal.settings import MAX_ATTEMPTS

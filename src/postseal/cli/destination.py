@@ -12,9 +12,9 @@ from postseal.cli.arguments import ProjectName, TenantName
 from postseal.cli.command import Session, command
 from postseal.cli.failures import fail
 from postseal.cli.output import SECONDS_AN_HOUR, print_json, print_record, print_table, record
+from postseal.outbound.probing import probe
 from postseal.postgres.database import Connection, Database, Part
 from postseal.postgres.destinations import Destination
-from postseal.probing import probe
 from postseal.rules.delivery import Attempted
 from postseal.senders import Scheme
 from postseal.worker_service import deployment_key, http_sender

@@ -1,6 +1,5 @@
 """`postseal device`: invite, enroll, list, retire."""
 
-import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from postseal.envelope.enrolment import prove
 from postseal.errors import AdminError, Refused, Unavailable
 from postseal.outcomes import Reason
 from postseal.postgres.database import Database, Part
+from postseal.private_files import write_private
 
 Account = Annotated[str | None, Option(metavar="ACCOUNT", help="The account of a new device; by default its own id.")]
 AddKey = Annotated[bool, Option("--add-key", help="Bring a further key, or further projects, to a device that exists.")]
@@ -141,19 +141,11 @@ def _new_key_file(path: Path, seed: bytes) -> Generator[None]:
     It is removed where the key was refused for certain. Where that is not certain the device may be enrolled with it.
     """
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        write_private(path, ed25519.seed_to_pem(seed))
     except FileExistsError:
         raise AdminError(
             Reason.CONFLICT, f"{path} exists already and is not overwritten: choose another file"
         ) from None
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(ed25519.seed_to_pem(seed))
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        path.unlink()
-        raise
     try:
         yield
     except (Refused, AdminError):

@@ -19,10 +19,10 @@ from postseal.cli.command import Session, command
 from postseal.cli.output import print_json, text
 from postseal.errors import Unavailable
 from postseal.identity.verified import Role, VerifiedIdentity
+from postseal.inbound.reading import Closed, Page, read_page, read_stream, read_streams
 from postseal.postgres.database import Database, Part
 from postseal.postgres.hint import listen
 from postseal.postgres.reading import EnvelopeRow, StreamRow
-from postseal.reading import Closed, Page, read_page, read_stream, read_streams
 
 PAGE_STREAMS = 500
 PAGE_ENVELOPES = 500

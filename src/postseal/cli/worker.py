@@ -19,7 +19,7 @@ from postseal import logs
 from postseal.cli.command import Session, command
 from postseal.cli.failures import fail
 from postseal.cli.output import print_json, print_record
-from postseal.cycle import Counts, CycleReport
+from postseal.outbound.cycle import Counts, CycleReport
 from postseal.postgres.access import Access, open_access
 from postseal.settings import Settings
 from postseal.worker_service import composed_worker, running_worker

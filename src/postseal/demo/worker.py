@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from postseal.demo.cast import TENANT
+from postseal.outbound.scheduler import FixedTenants
+from postseal.outbound.targets import Targets
+from postseal.outbound.worker import Pace, Worker
 from postseal.postgres.access import Access
 from postseal.postgres.database import Database, Part
 from postseal.rules.delivery import Backoff
-from postseal.scheduler import FixedTenants
 from postseal.settings import Settings
-from postseal.targets import Targets
-from postseal.worker import Pace, Worker
 from postseal.worker_service import deployment_key, http_sender
 
 LOOPBACK = "127.0.0.0/8"

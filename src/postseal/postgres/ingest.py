@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from postseal.errors import Unavailable
 from postseal.postgres import arrays
+from postseal.postgres.exchange import Statement, exchange
 from postseal.postgres.transaction import BEGIN, SET_BOUNDS, CommitWitness, Connection
 from postseal.rules.stream import Cursor, KeyState
 
@@ -172,49 +173,45 @@ WHERE s.tenant = n.tenant AND s.stream = n.stream
 """
 
 
+_BEGIN = Statement(BEGIN)
+_SET_BOUNDS_AND_PLANS = Statement(SET_BOUNDS_AND_PLANS)
+_LOCK_STREAMS = Statement(LOCK_STREAMS)
+_READ_KEYS = Statement(READ_KEYS)
+_LOOK_UP = Statement(LOOK_UP)
+_WRITE = Statement(WRITE)
+_COMMIT = Statement("COMMIT")
+
+
 async def open_group(connection: Connection, names: Sequence[LookupNames]) -> OpenGroup:
     """Begin a transaction and lock the streams of `names`; a group that names none is only begun."""
+    group = OpenGroup({}, {}, {}, {})
+    begin = [_BEGIN(), _SET_BOUNDS_AND_PLANS()]
     if not names:
-        async with connection.pipeline():
-            await _begin(connection)
-        return OpenGroup({}, {}, {}, {})
+        await exchange(connection, begin)
+        return group
     streams = list({name.stream for name in names})
     keys = list({(name.stream.tenant, name.keyid) for name in names})
-    async with connection.pipeline():
-        await _begin(connection)
-        locked = await connection.execute(
-            LOCK_STREAMS,
-            {
-                "tenants": arrays.texts([key.tenant for key in streams]),
-                "streams": arrays.int8s([key.stream for key in streams]),
-            },
-            binary=True,
-        )
-        states = await connection.execute(
-            READ_KEYS,
-            {
-                "tenants": arrays.texts([tenant for tenant, _ in keys]),
-                "keyids": arrays.texts([keyid for _, keyid in keys]),
-            },
-            binary=True,
-        )
-        found = await connection.execute(
-            LOOK_UP,
-            {
-                "tenants": arrays.texts([name.stream.tenant for name in names]),
-                "streams": arrays.int8s([name.stream.stream for name in names]),
-                "event_ids": arrays.uuids([name.event_id for name in names]),
-                "hashes": arrays.uuids([name.idempotency_hash for name in names]),
-            },
-            binary=True,
-        )
-    group = OpenGroup({}, {}, {}, {})
-    for tenant, stream, floor, contiguous, highest, above, retired, retention_s in await locked.fetchall():
+    lock = _LOCK_STREAMS(
+        tenants=arrays.texts([key.tenant for key in streams]),
+        streams=arrays.int8s([key.stream for key in streams]),
+    )
+    read = _READ_KEYS(
+        tenants=arrays.texts([tenant for tenant, _ in keys]),
+        keyids=arrays.texts([keyid for _, keyid in keys]),
+    )
+    look_up = _LOOK_UP(
+        tenants=arrays.texts([name.stream.tenant for name in names]),
+        streams=arrays.int8s([name.stream.stream for name in names]),
+        event_ids=arrays.uuids([name.event_id for name in names]),
+        hashes=arrays.uuids([name.idempotency_hash for name in names]),
+    )
+    *_, locked, states, found = await exchange(connection, [*begin, lock, read, look_up])
+    for tenant, stream, floor, contiguous, highest, above, retired, retention_s in locked.rows:
         cursor = Cursor(floor, contiguous, highest, bitmap_from_bytes(above))
         group.streams[StreamKey(tenant, stream)] = LockedStream(cursor, retired, retention_s)
-    for tenant, keyid, state in await states.fetchall():
+    for tenant, keyid, state in states.rows:
         group.keys[tenant, keyid] = KeyState(state)
-    for by_event_id, tenant, stream, name, value in await found.fetchall():
+    for by_event_id, tenant, stream, name, value in found.rows:
         matches = group.identity_of_event if by_event_id else group.event_of_idempotency_hash
         matches[StreamKey(tenant, stream), name] = value
     return group
@@ -229,19 +226,12 @@ async def close_group(
     cursors: dict[StreamKey, Cursor],
 ) -> None:
     """Write all of it and commit; returns only when the commit is certain."""
-    parameters = _retained_columns(retained) | _audit_columns(audits) | _cursor_columns(cursors)
-    async with connection.pipeline():
-        written = await connection.execute(WRITE, parameters)
-        committed = await connection.execute("COMMIT")
-    witness.require_commit(committed.statusmessage)
-    if written.rowcount != len(cursors):
+    write = _WRITE(**_retained_columns(retained), **_audit_columns(audits), **_cursor_columns(cursors))
+    written, committed = await exchange(connection, [write, _COMMIT()])
+    witness.require_commit(committed.tag)
+    if written.tag != f"UPDATE {len(cursors)}":
         # Not even a bug can bring this about while the streams are locked; whoever sees it must not acknowledge.
-        raise Unavailable(f"{len(cursors)} streams were locked, {written.rowcount} were updated")
-
-
-async def _begin(connection: Connection) -> None:
-    await connection.execute(BEGIN)
-    await connection.execute(SET_BOUNDS_AND_PLANS)
+        raise Unavailable(f"{len(cursors)} streams were locked, and the answer was {written.tag}")
 
 
 def _retained_columns(rows: Sequence[RetainedRow]) -> dict[str, bytes]:

@@ -5,7 +5,6 @@ files say. Login roles get generated passwords, which are kept in a password fil
 else.
 """
 
-import os
 import re
 import secrets
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from psycopg import sql
 
 from postseal.errors import StartupError
 from postseal.postgres.database import Part
+from postseal.private_files import replace_private
 
 LOCK_TIMEOUT_MS = 5_000
 """A migration that waits longer for a table's lock gives up, so that the running service is not stopped behind it."""
@@ -157,9 +157,4 @@ def read_passwords(passfile: Path) -> dict[str, str]:
 def write_passwords(passfile: Path, passwords: dict[str, str]) -> None:
     """Write them for the owner's eyes alone, the whole file or none of it."""
     text = "".join(f"*:*:*:{role}:{password}\n" for role, password in sorted(passwords.items()))
-    unfinished = passfile.with_name(passfile.name + ".new")
-    private = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(private, "w", encoding="utf-8") as file:
-        file.write(text)
-        os.fsync(file.fileno())
-    unfinished.rename(passfile)
+    replace_private(passfile, text.encode())

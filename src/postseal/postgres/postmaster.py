@@ -21,6 +21,7 @@ from postseal.postgres.account import Account
 from postseal.postgres.binaries import Binaries
 from postseal.postgres.disk import MIB
 from postseal.postgres.home import PORT, SUPERUSER, Home, server_lives, staging_folder
+from postseal.private_files import sync_folder, write_private
 
 INITDB_SECONDS = 120
 PING_SECONDS = 2
@@ -92,7 +93,7 @@ def make_data(home: Home, binaries: Binaries, account: Account, server_lock: int
     with staging_folder(home) as staging:
         password = secrets.token_urlsafe(32)
         for name, text in (("password", password), ("pgpass", f"*:*:*:{SUPERUSER}:{password}\n")):
-            _write_private(staging / name, text)
+            write_private(staging / name, text.encode())
         for path in (staging, staging / "password"):
             os.chown(path, account.uid, account.gid)
         code, output = account.run(
@@ -113,7 +114,7 @@ def make_data(home: Home, binaries: Binaries, account: Account, server_lock: int
             raise StartupError(f"initdb failed: {telling_line(output)}")
         (staging / "pgpass").replace(home.passfile)
         (staging / "data").rename(home.data)
-        _sync_folder(home.root)
+        sync_folder(home.root)
 
 
 def start_postmaster(home: Home, binaries: Binaries, account: Account, server_lock: int) -> Postmaster:
@@ -225,19 +226,3 @@ def _locale(major: int) -> tuple[str, ...]:
     if major >= BUILTIN_LOCALE_MAJOR:
         return ("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8")
     return ("--locale=C.UTF-8", "--lc-messages=C")
-
-
-def _write_private(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(descriptor)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

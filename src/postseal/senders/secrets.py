@@ -6,8 +6,6 @@ it does not open.
 
 import os
 import secrets
-import stat
-import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +13,7 @@ from nacl.exceptions import CryptoError
 from nacl.secret import Aead
 
 from postseal.errors import PostsealError, StartupError
+from postseal.private_files import NotPrivate, read_private, sync_folder, write_private
 from postseal.senders import Scheme, Secret
 
 KEY_BYTES: Final = 32
@@ -63,7 +62,7 @@ def load_deployment_key(file: Path, *, make: bool) -> DeploymentKey:
             if not file.parent.is_dir():
                 raise StartupError(f"there is no folder {file.parent} for the deployment key file: make it")
             _make(file)
-        key = _read_private(file)
+        key = read_private(file, KEY_BYTES + 1)
     except FileNotFoundError:
         raise StartupError(
             f"there is no deployment key file {file}: put back the one under which destinations' secrets were made, "
@@ -71,6 +70,8 @@ def load_deployment_key(file: Path, *, make: bool) -> DeploymentKey:
         ) from None
     except OSError as error:
         raise StartupError(f"cannot use the deployment key file {file}: {error.strerror}") from None
+    except NotPrivate as error:
+        raise StartupError(f"the deployment key file {file} is not used: {error}") from None
     if len(key) != KEY_BYTES:
         raise StartupError(f"the deployment key file {file} does not hold exactly {KEY_BYTES} bytes")
     return DeploymentKey(key)
@@ -82,35 +83,12 @@ def _bound_to(tenant: str, stream: int, scheme: Scheme) -> bytes:
 
 def _make(file: Path) -> None:
     """Keep a new key for certain before it is used: what it encrypts cannot be read without it."""
-    descriptor, draft = tempfile.mkstemp(dir=file.parent, prefix=file.name)  # 0600
+    draft = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
+    write_private(draft, secrets.token_bytes(KEY_BYTES))
     try:
-        with os.fdopen(descriptor, "wb") as opened:
-            opened.write(secrets.token_bytes(KEY_BYTES))
-            opened.flush()
-            os.fsync(opened.fileno())
-        try:
-            os.link(draft, file)
-        except FileExistsError:
-            return  # another process was quicker: its key is the key
-        folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        os.link(draft, file)
+        sync_folder(file.parent)
+    except FileExistsError:
+        return  # another process was quicker: its key is the key
     finally:
-        Path(draft).unlink()
-
-
-def _read_private(file: Path) -> bytes:
-    """What a file holds that is this account's alone; one byte more than a key at most."""
-    # Whoever could put a link or a pipe here could make us read, or wait for, anything.
-    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as opened:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise StartupError(f"the deployment key file {file} is no regular file")
-        if found.st_uid != os.geteuid():
-            raise StartupError(f"the deployment key file {file} belongs to user id {found.st_uid}: run as it")
-        if found.st_mode & 0o077:
-            raise StartupError(f"others may read the deployment key file {file}: chmod 600 it, and change the secrets")
-        return opened.read(KEY_BYTES + 1)
+        draft.unlink()

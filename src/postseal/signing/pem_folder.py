@@ -6,9 +6,7 @@ than that.
 """
 
 import asyncio
-import os
 import re
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,7 @@ from structlog.typing import FilteringBoundLogger
 
 from postseal.envelope import ed25519
 from postseal.postgres.home import default_home
+from postseal.private_files import read_private, sync_folder, write_private
 from postseal.remembered import Remembered
 from postseal.rules.delivery import SealCode
 from postseal.settings import Settings
@@ -64,7 +63,7 @@ class PemFolder:
     def _read(self, tenant: str, keyid: str) -> bytes:
         path = path_of(self._folder, tenant, keyid)
         try:
-            seed = ed25519.seed_from_pem(_read_private(path))
+            seed = ed25519.seed_from_pem(read_private(path, MAX_PEM_BYTES))
             if ed25519.thumbprint(ed25519.public_key(seed)) != keyid:
                 raise ValueError("the key in it has another id")
         except FileNotFoundError:
@@ -89,38 +88,6 @@ def write_key(folder: Path, tenant: str, seed: bytes) -> Path:
     path = path_of(folder, tenant, ed25519.thumbprint(ed25519.public_key(seed)))
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.parent.mkdir(exist_ok=True, mode=0o700)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(ed25519.seed_to_pem(seed))
-            file.flush()
-            os.fsync(file.fileno())
-        for entry in (path.parent, folder):
-            _sync_folder(entry)
-    except OSError:
-        path.unlink()
-        raise
+    sync_folder(folder)
+    write_private(path, ed25519.seed_to_pem(seed))
     return path
-
-
-def _read_private(path: Path) -> bytes:
-    """What a file holds that is this account's alone. Raises OSError, and ValueError for any other file."""
-    # Whoever could put a link or a pipe here could make us read, or wait for, anything.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError("it is no regular file")
-        if found.st_uid != os.geteuid():
-            raise ValueError(f"it belongs to user id {found.st_uid}")
-        if found.st_mode & 0o077:
-            raise ValueError("others may read it: its mode must be 0600")
-        return file.read(MAX_PEM_BYTES)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -17,7 +17,7 @@ from postseal import correlation
 from postseal.door import RateLimited
 from postseal.errors import Refused
 from postseal.limits import Quota
-from postseal.outbox import DestinationFull
+from postseal.outbound.outbox import DestinationFull
 from postseal.outcomes import Outcome, Reason
 from postseal.verdicts import Receipt, Refusal, Verdict
 

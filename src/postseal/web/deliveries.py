@@ -14,11 +14,11 @@ from postseal.admin.actor import Actor
 from postseal.correlation import new_correlation_id
 from postseal.errors import Refused, Unavailable
 from postseal.identity.verified import Role, VerifiedIdentity
-from postseal.outbox import LATEST_MS, MAX_SEALED, DestinationFull, Intent, Outbox, Sealed, Unsealed
+from postseal.outbound.outbox import LATEST_MS, MAX_SEALED, DestinationFull, Intent, Outbox, Sealed, Unsealed
+from postseal.outbound.pulling import Pulling
 from postseal.outcomes import Reason
 from postseal.postgres.database import Database
 from postseal.postgres.mail import ShownDelivery, ShownIntent
-from postseal.pulling import Pulling
 from postseal.rules.delivery import SealCode, State
 from postseal.settings import MAX_ATTEMPTS
 from postseal.verdicts import Refusal

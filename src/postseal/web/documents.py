@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from postseal.enrolment import Enrolled
 from postseal.envelope import dsse
+from postseal.inbound.reading import Closed, Page
 from postseal.postgres.reading import EnvelopeRow, KeyRow, StreamRow
 from postseal.postgres.streams import Stream
-from postseal.reading import Closed, Page
 
 SCHEMAS: Final = "#/components/schemas/"
 """Where /openapi.json keeps the schemas of documents, each under its type's name."""

@@ -15,7 +15,7 @@ from postseal.door import Door
 from postseal.envelope.dsse import ENVELOPE_MEDIA_TYPE
 from postseal.errors import PostsealError, Refused, Unavailable
 from postseal.identity.verified import Role, VerifiedIdentity
-from postseal.inbox import MAX_BATCH_BYTES, Inbound, Inbox
+from postseal.inbound.inbox import MAX_BATCH_BYTES, Inbound, Inbox
 from postseal.limits import peer_key
 from postseal.outcomes import Reason
 from postseal.verdicts import Refusal

@@ -12,9 +12,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from postseal.door import Door
 from postseal.envelope import dsse
 from postseal.identity.verified import Role
+from postseal.outbound.pulling import Pulling, PullSettle, PullVerdict
 from postseal.outcomes import Reason
 from postseal.postgres.deliveries import MAX_CLAIMED, Lease
-from postseal.pulling import Pulling, PullSettle, PullVerdict
 from postseal.web.calls import Asked, Call, Reception, decode_body
 from postseal.web.documents import SCHEMAS, Nothing, milliseconds
 from postseal.web.query import Id, Uuid

@@ -7,9 +7,9 @@ from msgspec import Meta, Struct
 
 from postseal.door import Door
 from postseal.identity.verified import Role, VerifiedIdentity
+from postseal.inbound.reading import Page, read_keys, read_page, read_stream, read_streams
+from postseal.inbound.waiting import Place, Waiting
 from postseal.postgres.database import Database
-from postseal.reading import Page, read_keys, read_page, read_stream, read_streams
-from postseal.waiting import Place, Waiting
 from postseal.web import documents
 from postseal.web.calls import Asked, Call, Reception
 from postseal.web.documents import EnvelopePage, Nothing, ProducerKeyList, StreamList, StreamStanding

@@ -13,10 +13,10 @@ from postseal.admin import destinations
 from postseal.admin.destinations import MAX_OVERLAP_S, CreatedDestination, Secrets, ShownSecret
 from postseal.admin.operator import Operator
 from postseal.errors import Refused, StartupError, Unavailable
+from postseal.outbound.probing import probe
 from postseal.outcomes import Reason
 from postseal.postgres import destinations as rows
 from postseal.postgres.database import Connection, Database
-from postseal.probing import probe
 from postseal.senders import Scheme, Sender
 from postseal.senders.addresses import MAX_URL_CHARACTERS
 from postseal.senders.secrets import DeploymentKey

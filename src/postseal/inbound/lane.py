@@ -19,7 +19,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from postseal.errors import Unavailable
-from postseal.judging import SALT_BYTES, Arrival, Entry, Ledger
+from postseal.inbound.judging import SALT_BYTES, Arrival, Entry, Ledger
 from postseal.logs import where
 from postseal.metrics import CommitResult, Metrics
 from postseal.postgres.ingest import StreamKey, close_group, open_group
@@ -28,7 +28,6 @@ from postseal.postgres.transaction import (
     CommitWitness,
     Connection,
     discard,
-    roll_back,
     within_deadline,
 )
 from postseal.rules.stream import Cursor
@@ -124,17 +123,11 @@ class Lane:
 
     @asynccontextmanager
     async def _borrowed(self) -> AsyncGenerator[Connection]:
-        """The lane's connection, made anew if it was lost; after an error it is rolled back or thrown away."""
+        """The lane's connection, made anew if it was lost; after an error it is thrown away, and its locks with it."""
         if self._connection is None or self._connection.closed:
             self._connection = await self._connect()
         try:
             yield self._connection
-        except psycopg.Error as error:
-            if error.sqlstate is None:
-                await self._throw_away()
-            else:
-                await within_deadline(self._connection, roll_back(self._connection), DATABASE_DEADLINE_S)
-            raise
         except BaseException:
             await self._throw_away()
             raise

@@ -9,10 +9,10 @@ import asyncio
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-from postseal.commit import Committer
 from postseal.correlation import new_correlation_id
 from postseal.identity.verified import VerifiedIdentity
-from postseal.judging import AuditOnly
+from postseal.inbound.commit import Committer
+from postseal.inbound.judging import AuditOnly
 from postseal.outcomes import Reason
 from postseal.verdicts import Refusal
 

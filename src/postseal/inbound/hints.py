@@ -14,12 +14,12 @@ from typing import Self
 import structlog
 from structlog.typing import FilteringBoundLogger
 
+from postseal.inbound.waiting import Waiting
 from postseal.logs import where
 from postseal.postgres.database import Database
 from postseal.postgres.hint import MAX_HINT_BYTES, listen, tell
 from postseal.postgres.ingest import StreamKey
 from postseal.rules.stream import Cursor
-from postseal.waiting import Waiting
 
 TELL_EVERY_S = 0.05
 UNHEARD_S = 1.0

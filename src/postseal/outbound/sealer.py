@@ -18,7 +18,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from postseal.logs import where
-from postseal.outbox import MAX_SEALED, Intent, Outbox, Sealed, Unsealed, Wish
+from postseal.outbound.outbox import MAX_SEALED, Intent, Outbox, Sealed, Unsealed, Wish
 from postseal.postgres.database import Connection, Database
 from postseal.postgres.intents import WaitingIntent, drop_intents, refuse_intents, take_intents, tenants_with_intents
 from postseal.rules.delivery import SealCode

@@ -20,7 +20,7 @@ from postseal.envelope import dsse, ed25519, v1
 from postseal.envelope.dsse import Envelope
 from postseal.envelope.v1 import Identities
 from postseal.errors import Refused
-from postseal.outbox import ID, PRODUCER, DestinationFull, Outbox, Sealed, new_id
+from postseal.outbound.outbox import ID, PRODUCER, DestinationFull, Outbox, Sealed, new_id
 from postseal.outcomes import Reason
 from postseal.postgres.database import Connection, Database
 from postseal.postgres.sealing import (

@@ -21,19 +21,19 @@ import psycopg
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-from postseal.cycle import CUT_S, HAND_BACK_S, Counts, Cycle, CycleReport, Means
 from postseal.errors import Unavailable
 from postseal.limits import Rate, RateLimiter
 from postseal.logs import where
-from postseal.marks import Marks
+from postseal.outbound.cycle import CUT_S, HAND_BACK_S, Counts, Cycle, CycleReport, Means
+from postseal.outbound.marks import Marks
+from postseal.outbound.scheduler import LOOK_GAP_S, TenantScheduler, Turn
+from postseal.outbound.slots import Slots
+from postseal.outbound.targets import Targets
 from postseal.postgres.database import Database
 from postseal.postgres.lanes import misplaced, unhold
 from postseal.postgres.turns import Due
 from postseal.rules.delivery import Backoff
-from postseal.scheduler import LOOK_GAP_S, TenantScheduler, Turn
 from postseal.senders import Sender
-from postseal.slots import Slots
-from postseal.targets import Targets
 
 PATIENCE_S = 0.05
 """A hundred tenants whose receivers hang have had their first turns within a second or two."""

@@ -19,15 +19,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from postseal.commit import Committer
 from postseal.correlation import new_correlation_id
 from postseal.door import Door, RateLimited, require_role
 from postseal.envelope import dsse, ed25519, v1
 from postseal.envelope.kinds import Kinds
 from postseal.errors import Refused, Unavailable
 from postseal.identity.verified import Role, VerifiedIdentity
-from postseal.judging import Arrival, AuditOnly, Entry
-from postseal.limit_audit import LimitAudit
+from postseal.inbound.commit import Committer
+from postseal.inbound.judging import Arrival, AuditOnly, Entry
+from postseal.inbound.limit_audit import LimitAudit
 from postseal.limits import Rate, RateLimiter
 from postseal.outcomes import Reason
 from postseal.postgres.database import Database

@@ -21,7 +21,7 @@ from postseal.correlation import new_correlation_id
 from postseal.door import RateLimited
 from postseal.identity.verified import VerifiedIdentity
 from postseal.limits import Rate, RateLimiter
-from postseal.marks import Marks
+from postseal.outbound.marks import Marks
 from postseal.outcomes import Reason
 from postseal.postgres.database import Connection, Database
 from postseal.postgres.deliveries import MAX_CLAIMED, Claimed, Lease, Mark, Wanted, claim

@@ -4,7 +4,7 @@ Its body is `{"probe":true}`, so that no receiver takes it for an envelope; it t
 """
 
 from postseal.errors import AdminError
-from postseal.outbox import new_id
+from postseal.outbound.outbox import new_id
 from postseal.outcomes import Reason
 from postseal.postgres.database import Database
 from postseal.postgres.destinations import read_targets

@@ -25,17 +25,17 @@ from postseal.envelope import dsse
 from postseal.errors import Unavailable
 from postseal.limits import RateLimiter
 from postseal.logs import where
-from postseal.marks import Marks
+from postseal.outbound.marks import Marks
+from postseal.outbound.scheduler import LANE, Turn
+from postseal.outbound.slots import Slots
+from postseal.outbound.targets import Target, Targets
 from postseal.postgres.database import Connection, Database
 from postseal.postgres.deliveries import MAX_CLAIMED, Claimed, Lease, Mark, Wanted, claim_for_certain
 from postseal.postgres.lanes import hold
 from postseal.postgres.settles import Settle, renew, settle_for_certain
 from postseal.postgres.turns import Due
 from postseal.rules.delivery import Attempted, Backoff, Code, Verdict, decide
-from postseal.scheduler import LANE, Turn
 from postseal.senders import Mail, Sender
-from postseal.slots import Slots
-from postseal.targets import Target, Targets
 
 PURPOSE = "sync-delivery"
 SETTLE_EVERY_S = 0.2

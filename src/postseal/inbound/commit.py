@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from postseal.errors import Unavailable
-from postseal.judging import AuditOnly, Entry
-from postseal.lane import Lane
+from postseal.inbound.judging import AuditOnly, Entry
+from postseal.inbound.lane import Lane
 from postseal.metrics import Metrics
 from postseal.verdicts import Receipt, Refusal, Verdict, unavailable
 
