@@ -25,8 +25,9 @@ from bench.rig import HERE
 from postseal.envelope import ed25519
 from postseal.envelope.dsse import ENVELOPE_MEDIA_TYPE
 from postseal.outbound.marks import Marks
-from postseal.outbound.outbox import Intent, Outbox, Sealed
+from postseal.outbound.outbox import Outbox
 from postseal.outbound.scheduler import LANE
+from postseal.outbound.wishes import Sealed, Wish
 from postseal.postgres.access import Access
 from postseal.postgres.database import Connection, Database, Part
 from postseal.postgres.deliveries import Claimed, Wanted, claim_for_certain
@@ -195,7 +196,7 @@ class Outbound:
         async def call(outbox: Outbox) -> None:
             for act in todo:
                 destination, tenant = places[act % len(places)]
-                wishes = [self._intent(destination) for _ in range(intents)]
+                wishes = [self._wish(destination) for _ in range(intents)]
                 results = await outbox.enqueue(tenant, PROJECT, wishes, "bench")
                 if not all(isinstance(result, Sealed) for result in results):
                     raise RuntimeError(f"not all were sealed: {results}")
@@ -207,7 +208,7 @@ class Outbound:
                     group.create_task(call(composed.outbox))
             return time.perf_counter() - began
 
-    def _intent(self, destination: str) -> Intent:
+    def _wish(self, destination: str) -> Wish:
         data = {
             "kind": "task-status",
             "taskId": str(uuid.uuid4()),
@@ -217,7 +218,7 @@ class Outbound:
             "errorCode": "resource-exhausted",
             "resultDigest": "sha256:" + os.urandom(32).hex(),
         }
-        return Intent(destination=destination, data=data, idempotency_key=f"{next(self._numbers):0{KEY_CHARACTERS}}")
+        return Wish(destination=destination, data=data, idempotency_key=f"{next(self._numbers):0{KEY_CHARACTERS}}")
 
     async def claim_settle(self, jobs: int) -> float:
         """By the worker, with a sender that returns at once, until all are settled."""

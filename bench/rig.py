@@ -230,6 +230,9 @@ def write_requests(file: Path, shares: Sequence[Share], lines: int, *, as_one_li
             out.write(struct.pack("=Q", len(requests)))
             for request in requests:
                 out.write(struct.pack("=I", len(request)) + request)
+        # Written back during the measurement, it would make the commits of the database wait.
+        out.flush()
+        os.fsync(out.fileno())
 
 
 def framed(share: Share, lines: int) -> list[bytes]:

@@ -11,11 +11,13 @@ import psycopg
 
 from postseal.envelope import canonical, dsse, ed25519
 from postseal.identity.tokens import NewToken, new_token
+from postseal.identity.verified import Role, VerifiedIdentity
 from postseal.inbound.inbox import Inbound
 from postseal.postgres.access import Access
 
 PEER = "192.0.2.7"
 LIFETIME_S = 3600
+ACCOUNT = "owner-1"
 BOOT_ID = "0190d3a4-7b7c-7cc1-8e5b-0123456789ab"
 
 
@@ -55,8 +57,11 @@ class Device:
         return signed(self.payload(sequence, **changes), seed or self.seed)
 
     def inbound(self, body: bytes) -> Inbound:
-        """A request that carries this device's credential."""
-        return Inbound(PEER, self.token.reveal(), body)
+        """A request of this device, which the door knows."""
+        known = VerifiedIdentity(
+            self.tenant, ACCOUNT, self.name, Role.DEVICE, str(self.token.credential_id), frozenset({self.project})
+        )
+        return Inbound(known, body)
 
 
 def signed(payload: dict[str, Any], seed: bytes) -> bytes:
@@ -80,11 +85,11 @@ def enrol(
 ) -> Device:
     """Make a device, and its tenant and project where they are missing."""
     seed = seed or ed25519.generate()
-    scope = {"tenant": tenant, "project": project, "device": name}
+    scope = {"tenant": tenant, "project": project, "device": name, "account": ACCOUNT}
     with as_owner(access) as owner:
         owner.execute("INSERT INTO tenants VALUES (%(tenant)s) ON CONFLICT DO NOTHING", scope)
         owner.execute("INSERT INTO projects VALUES (%(tenant)s, %(project)s) ON CONFLICT DO NOTHING", scope)
-        owner.execute("INSERT INTO devices VALUES (%(tenant)s, %(device)s, 'owner-1')", scope)
+        owner.execute("INSERT INTO devices VALUES (%(tenant)s, %(device)s, %(account)s)", scope)
         row = owner.execute(
             "INSERT INTO streams (tenant, project, producer) "
             "VALUES (%(tenant)s, %(project)s, %(device)s) RETURNING stream",
@@ -102,8 +107,8 @@ def issue(access: Access, tenant: str, device: str | None, projects: list[str], 
     with as_owner(access) as owner:
         owner.execute(
             "INSERT INTO credentials (credential_id, secret_hash, tenant, account, device, role, projects, expires_at)"
-            " VALUES (%s, %s, %s, 'owner-1', %s, %s, %s, clock_timestamp() + make_interval(secs => %s))",
-            [token.credential_id, token.secret_hash, tenant, device, role, projects, LIFETIME_S],
+            " VALUES (%s, %s, %s, %s, %s, %s, %s, clock_timestamp() + make_interval(secs => %s))",
+            [token.credential_id, token.secret_hash, tenant, ACCOUNT, device, role, projects, LIFETIME_S],
         )
     return token
 

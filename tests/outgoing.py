@@ -9,7 +9,7 @@ import msgspec
 
 from fleet import as_owner
 from postseal.envelope import dsse, ed25519, v1
-from postseal.outbound.outbox import Intent
+from postseal.outbound.wishes import Wish
 from postseal.postgres.access import Access
 from postseal.signing.pem_folder import write_key
 
@@ -174,9 +174,9 @@ def decision(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def wish(destination: str = DESTINATION, /, **members: Any) -> Intent:
-    """An intent of a decision under a fresh key; `members` replaces what it has."""
-    return Intent(**({"destination": destination, "data": decision(), "idempotency_key": str(uuid4())} | members))
+def wish(destination: str = DESTINATION, /, **members: Any) -> Wish:
+    """A wish of a decision under a fresh key; `members` replaces what it has."""
+    return Wish(**({"destination": destination, "data": decision(), "idempotency_key": str(uuid4())} | members))
 
 
 def require_whole(destination: Destination, public_key: bytes) -> list[Kept]:

@@ -1,6 +1,6 @@
 """Checks 0 and 1: who is calling, asked before any work is done for them (protocol section 4).
 
-0. the identity limit, keyed by the network peer; only a credential that was not valid here within the last day is
+0. the peer limit, keyed by the network peer; only a credential that was not valid here within the last day is
    charged, and one that turns out to be valid gets its permit back: neither a fleet nor one bad host behind an address
    keeps the others behind it from being heard
 1. the credential becomes a VerifiedIdentity
@@ -48,7 +48,7 @@ class Door:
 
     @property
     def limiter(self) -> RateLimiter:
-        """The identity limit, for what it counts."""
+        """The peer limit, for what it counts."""
         return self._peers
 
     @property

@@ -44,6 +44,8 @@ class Enrolled:
     keyid: str
     credential: str = field(repr=False)
     expires_at: datetime
+    again: bool
+    """Whether the code was spent before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ async def _give_credential(
 ) -> Enrolled:
     """Steps 4 and 5."""
     tenant, device, token = invitation.tenant, invitation.device, new_token()
+    again = invitation.keyid is not None
     projects = invitation.projects
     expires_at = await credentials.insert(
         connection,
@@ -162,11 +165,11 @@ async def _give_credential(
             "projects": projects,
             "credentialId": str(token.credential_id),
             "addsKey": invitation.adds_key,
-            "again": invitation.keyid is not None,
+            "again": again,
         },
         correlation_id=UUID(bytes=new_correlation_id()),
     )
-    return Enrolled(tenant, device, projects, request.keyid, token.reveal(), expires_at)
+    return Enrolled(tenant, device, projects, request.keyid, token.reveal(), expires_at, again)
 
 
 async def _lock_open_device(connection: Connection, invitation: Invitation) -> None:

@@ -10,8 +10,14 @@ from typing import Any
 from jsonschema_rs import Draft202012Validator, RegexOptions, ValidationError
 
 from postseal.envelope.closed_schema import NotClosedError
-from postseal.envelope.kinds import MAX_KINDS, MAX_SCHEMA_BYTES, Fault, Kinds, read_kinds
+from postseal.envelope.kinds import MAX_KINDS, MAX_SCHEMA_BYTES, NO_KINDS, Fault, Kinds, read_kinds
 from postseal.errors import StartupError
+from postseal.settings import Settings
+
+
+def kinds_of(settings: Settings) -> Kinds:
+    """A deployment's own kinds; none where it has no folder of them. Raises StartupError."""
+    return load_kinds(Path(settings.kinds_dir)) if settings.kinds_dir else NO_KINDS
 
 
 def load_kinds(folder: Path) -> Kinds:

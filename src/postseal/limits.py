@@ -1,6 +1,6 @@
 """Rate limits: a token bucket a key, in process, with a bound on how many keys are remembered.
 
-Two instances stand before the expensive work of `receive()`: the identity limit (check 0, keyed by network peer) and
+Two instances stand before the expensive work of `receive()`: the peer limit (check 0, keyed by network peer) and
 the sync limit (check 1, keyed by verified identity). Permits are all or nothing: a batch of n lines costs n.
 """
 
@@ -34,7 +34,7 @@ class Quota:
 
 
 @dataclass(slots=True)
-class Asked:
+class Tally:
     """What a limiter was asked for and answered alike, since it was made."""
 
     requests: int = 0
@@ -52,8 +52,8 @@ class RateLimiter:
 
     def __init__(self, rate: Rate, clock: Callable[[], float]) -> None:
         self.rate = rate
-        self.granted = Asked()
-        self.refused = Asked()
+        self.granted = Tally()
+        self.refused = Tally()
         self.returned_permits = 0
         self._clock = clock
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
@@ -64,9 +64,9 @@ class RateLimiter:
         granted = bucket.tokens >= permits
         if granted:
             bucket.tokens -= permits
-        asked = self.granted if granted else self.refused
-        asked.requests += 1
-        asked.permits += permits
+        tally = self.granted if granted else self.refused
+        tally.requests += 1
+        tally.permits += permits
         missing = 0.0 if granted else min(permits, self.rate.burst) - bucket.tokens
         return Quota(
             granted,

@@ -54,6 +54,22 @@ class Reason(StrEnum):
         return self in _RETRYABLE
 
 
+_OF_OTHER_CALLS = frozenset(
+    {
+        Reason.ENROLMENT_REFUSED,
+        Reason.NOT_FOUND,
+        Reason.METHOD_NOT_ALLOWED,
+        Reason.REQUEST_INVALID,
+        Reason.CONFLICT,
+        Reason.IDEMPOTENCY_KEY_MISSING,
+        Reason.DESTINATION_FULL,
+        Reason.SIGNING_UNAVAILABLE,
+    }
+)
+
+REASONS_OF_ENVELOPES = tuple(reason for reason in Reason if reason not in _OF_OTHER_CALLS)
+"""Why an envelope can be refused; all others belong to other calls."""
+
 _RETRYABLE = frozenset(
     {
         Reason.REQUEST_TIMEOUT,

@@ -6,12 +6,12 @@ keys or sender passes them; nothing is looked up behind its back.
 
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 from postseal.door import Door
-from postseal.envelope.kinds import NO_KINDS, Kinds
+from postseal.envelope.kinds import Kinds
 from postseal.identity.tokens import TokenVerifier
 from postseal.identity.verified import CredentialVerifier
 from postseal.inbound.commit import Committer
@@ -19,25 +19,24 @@ from postseal.inbound.hints import Hints
 from postseal.inbound.inbox import Inbox
 from postseal.inbound.lane import Lane
 from postseal.inbound.waiting import Waiting
-from postseal.kinds_folder import load_kinds
 from postseal.limits import Rate
 from postseal.metrics import Metrics, Pool
-from postseal.outbound.outbox import Outbox, Sealed
+from postseal.outbound.outbox import Outbox
 from postseal.outbound.pulling import Pulling
+from postseal.outbound.wishes import Sealed
 from postseal.postgres.access import Access
-from postseal.postgres.database import POOL_SIZE, READ_POOL_SIZE, Connection, Database, Part, connect
+from postseal.postgres.database import POOL_SIZE, READ_POOL_SIZE, Database, Part, connect
 from postseal.sampler import Sampler, sampling
 from postseal.senders import Sender
 from postseal.settings import Settings
 from postseal.signing import SigningKeys
-from postseal.signing.pem_folder import PemFolder, folder_of
-from postseal.worker_service import worker_connections
+from postseal.worker_service import http_sender, outbox_of, worker_connections
 
 HINT_CONNECTIONS = 2
 """One tells, one hears."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """The running parts of one process."""
 
@@ -48,8 +47,8 @@ class Service:
     delivery: Database
     outbox: Outbox
     pulling: Pulling
-    sender: Sender | None
-    """The deployment's own, for tests of destinations; None for the shipped one."""
+    sender: Sender
+    """For tests of destinations."""
     waiting: Waiting
     door: Door
     inbox: Inbox
@@ -83,22 +82,86 @@ async def running_service(
     What is queued is committed first. Deliveries are sent by a worker (`worker_service.py`), here or elsewhere. One
     that is here is woken by `sealed`.
     """
+    clock, metrics = time.monotonic, Metrics()
+    pools = _pools(settings, access)
+    ingest, delivery = pools[Pool.INGEST], pools[Pool.DELIVERY]
+    outbox, pulling = _outbound(settings, delivery, signing_keys, sealed)
+    waiting = Waiting(pools[Pool.READS], most=settings.max_waiting_reads)
+    telling = _pool(settings, access, Part.INGEST, 1)
+    hints = Hints(telling, waiting)
+    new_lane = partial(_lane, settings, access, metrics, hints)
+    committer = Committer(new_lane, lanes=settings.commit_lanes, metrics=metrics)
+    door = Door(verifier or TokenVerifier(ingest), Rate(settings.peer_permits_per_s, settings.peer_burst), clock)
+    inbox = Inbox(
+        sync_rate=Rate(settings.sync_permits_per_s, settings.sync_burst),
+        database=ingest,
+        committer=committer,
+        accepting=access.accepting,
+        clock=clock,
+        max_envelope_bytes=settings.max_envelope_bytes,
+        kinds=outbox.kinds,
+    )
+    sampler = Sampler(metrics, access, pools, door, inbox, committer)
+    shipped = http_sender(settings)
+    service = Service(
+        settings=settings,
+        ingest=ingest,
+        admin=pools[Pool.ADMIN],
+        reads=pools[Pool.READS],
+        delivery=delivery,
+        outbox=outbox,
+        pulling=pulling,
+        sender=sender or shipped,
+        waiting=waiting,
+        door=door,
+        inbox=inbox,
+        committer=committer,
+        accepting=access.accepting,
+        kinds=outbox.kinds,
+        metrics=metrics,
+        sampler=sampler,
+    )
+    async with AsyncExitStack() as held:
+        for part in (*pools.values(), telling, waiting, hints, committer, *([] if sender else [shipped])):
+            await held.enter_async_context(part)
+        await held.enter_async_context(sampling(sampler))
+        held.push_async_callback(inbox.close)
+        yield service
 
-    async def connect_lane() -> Connection:
-        return await connect(access.of(Part.INGEST), prepare=settings.prepared_statements)
 
-    clock = time.monotonic
-    kinds = load_kinds(Path(settings.kinds_dir)) if settings.kinds_dir else NO_KINDS
-    metrics = Metrics()
+def _pools(settings: Settings, access: Access) -> dict[Pool, Database]:
+    return {
+        Pool.INGEST: _pool(settings, access, Part.INGEST, POOL_SIZE),
+        Pool.ADMIN: _pool(settings, access, Part.ADMIN, POOL_SIZE),
+        Pool.READS: _pool(settings, access, Part.INGEST, READ_POOL_SIZE),
+        Pool.DELIVERY: _pool(settings, access, Part.DELIVERY, POOL_SIZE),
+    }
 
-    def new_lane() -> Lane:
-        return Lane(
-            connect_lane,
-            window=settings.window,
-            default_retention_s=settings.payload_retention_s,
-            metrics=metrics,
-            moved=hints.moved,
-        )
+
+def _pool(settings: Settings, access: Access, part: Part, size: int) -> Database:
+    return Database(access.of(part), prepare=settings.prepared_statements, size=size)
+
+
+def _lane(settings: Settings, access: Access, metrics: Metrics, hints: Hints) -> Lane:
+    return Lane(
+        lambda: connect(access.of(Part.INGEST), prepare=settings.prepared_statements),
+        window=settings.window,
+        default_retention_s=settings.payload_retention_s,
+        metrics=metrics,
+        moved=hints.moved,
+    )
+
+
+def _outbound(
+    settings: Settings, database: Database, signing_keys: SigningKeys | None, sealed: Callable[[], None]
+) -> tuple[Outbox, Pulling]:
+    """Devices that wait here for mail are woken by what is sealed here."""
+    pulling = Pulling(
+        database,
+        Rate(settings.sync_permits_per_s, settings.sync_burst),
+        lease_s=settings.lease_s,
+        most_waiting=settings.max_waiting_reads,
+    )
 
     def told(tenant: str, new: Sequence[Sealed]) -> None:
         if new:
@@ -106,61 +169,4 @@ async def running_service(
         for each in new:
             pulling.wake(tenant, each.destination)
 
-    def database(part: Part, size: int) -> Database:
-        return Database(access.of(part), prepare=settings.prepared_statements, size=size)
-
-    ingest, admin = database(Part.INGEST, POOL_SIZE), database(Part.ADMIN, POOL_SIZE)
-    reads, telling = database(Part.INGEST, READ_POOL_SIZE), database(Part.INGEST, 1)
-    delivery = database(Part.DELIVERY, POOL_SIZE)
-    outbox = Outbox(
-        delivery,
-        signing_keys or PemFolder(folder_of(settings)),
-        kinds=kinds,
-        attempt_limit=settings.attempt_limit,
-        told=told,
-    )
-    pulling = Pulling(
-        delivery,
-        Rate(settings.sync_permits_per_s, settings.sync_burst),
-        lease_s=settings.lease_s,
-        most_waiting=settings.max_waiting_reads,
-    )
-    waiting = Waiting(reads, most=settings.max_waiting_reads)
-    hints = Hints(telling, waiting)
-    committer = Committer(new_lane, lanes=settings.commit_lanes, metrics=metrics)
-    async with ingest, admin, reads, delivery, telling, waiting, hints, committer:
-        door = Door(verifier or TokenVerifier(ingest), Rate(settings.peer_permits_per_s, settings.peer_burst), clock)
-        inbox = Inbox(
-            door=door,
-            sync_rate=Rate(settings.sync_permits_per_s, settings.sync_burst),
-            database=ingest,
-            committer=committer,
-            accepting=access.accepting,
-            clock=clock,
-            max_envelope_bytes=settings.max_envelope_bytes,
-            kinds=kinds,
-        )
-        pools = {Pool.INGEST: ingest, Pool.ADMIN: admin, Pool.READS: reads, Pool.DELIVERY: delivery}
-        sampler = Sampler(metrics, access, pools, door, inbox, committer)
-        async with sampling(sampler):
-            try:
-                yield Service(
-                    settings,
-                    ingest,
-                    admin,
-                    reads,
-                    delivery,
-                    outbox,
-                    pulling,
-                    sender,
-                    waiting,
-                    door,
-                    inbox,
-                    committer,
-                    access.accepting,
-                    kinds,
-                    metrics,
-                    sampler,
-                )
-            finally:
-                await inbox.close()
+    return outbox_of(settings, database, signing_keys, told=told), pulling

@@ -28,6 +28,8 @@ MAX_ATTEMPTS = 100
 """Of one delivery, whoever sets the limit."""
 LISTS = {"TRUSTED_PROXIES", "ALLOWED_CIDRS"}
 """Settings that the environment gives as one text with commas."""
+PATHS = {"data_dir", "roles_file", "kinds_dir", "signing_keys_dir", "deployment_key_file", "ca_file"}
+"""Settings that name a file or a folder."""
 
 
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
@@ -95,7 +97,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 15.0
     max_pending_body_bytes: Annotated[
         int,
-        Meta(ge=1 << 20, description="Bytes of bodies held at once for callers that are not verified yet"),
+        Meta(
+            ge=1 << 20,
+            description="Bytes of bodies held at once for unverified callers, and as many again for verified ones",
+        ),
     ] = 64 << 20
     payload_retention_days: Annotated[
         int,
@@ -163,7 +168,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int, Meta(ge=1, le=100, description="Tenants whose deliveries one process pushes at once")
     ] = 4
     cycle_timeout_s: Annotated[
-        float, Meta(gt=0, le=3600, description="Seconds after which a tenant's turn is cut off")
+        float,
+        Meta(gt=0, le=3600, description="Seconds after which a tenant's turn is cut off; more than `send_timeout_s`"),
     ] = 120.0
     stop_grace_s: Annotated[
         float, Meta(ge=0, le=600, description="Seconds that pushes under way get to end when the worker stops")
@@ -217,18 +223,24 @@ def load_settings(
 ) -> Settings:
     """Read the settings; what the command line gives (`overrides`, None left out) wins over all.
 
-    Raises StartupError with one line that names the setting; values are not repeated, since one may hold a password.
+    In a path `~` is the home folder of whoever runs this. Raises StartupError with one line that names the setting;
+    values are not repeated, since one may hold a password.
     """
     file_values = _from_file(file or _named_file(environment))
     values = file_values | _from_environment(environment)
     values |= {name: value for name, value in (overrides or {}).items() if value is not None}
+    values |= {name: _expanded(name, values[name]) for name in PATHS & values.keys()}
     try:
-        return msgspec.convert(values, Settings, strict=False)
+        settings = msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
         if unknown := _UNKNOWN.search(str(error)):
             raise StartupError(f"there is no setting {unknown[1]!r}: mend its name, or take it out") from None
         place = str(error).rpartition(" - at `$.")[2].rstrip("`")
         raise StartupError(f"setting {place or '?'} is not valid: {_rule_only(error)}") from None
+    if settings.cycle_timeout_s <= settings.send_timeout_s:
+        # A receiver that takes longer would get the same mail at each attempt, until it is a dead letter.
+        raise StartupError("setting cycle_timeout_s is not valid: it must be more than send_timeout_s")
+    return settings
 
 
 def _named_file(environment: Mapping[str, str]) -> Path | None:
@@ -258,6 +270,15 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         if text:
             values[name.lower()] = [part.strip() for part in text.split(",")] if name in LISTS else text
     return values
+
+
+def _expanded(name: str, value: Any) -> Any:
+    if not (isinstance(value, str) and value.startswith("~")):
+        return value
+    try:
+        return str(Path(value).expanduser())
+    except RuntimeError:
+        raise StartupError(f"setting {name} is not valid: there is no home folder for its `~`") from None
 
 
 def _rule_only(error: msgspec.ValidationError) -> str:

@@ -6,22 +6,24 @@ signing keys passes them; nothing is looked up behind its back.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from postseal.envelope.kinds import NO_KINDS
-from postseal.kinds_folder import load_kinds
+from postseal.kinds_folder import kinds_of
 from postseal.limits import Rate
+from postseal.outbound.cycle import CycleReport
+from postseal.outbound.means import Pace
 from postseal.outbound.outbox import Outbox
 from postseal.outbound.scheduler import RoundRobin, TenantScheduler
 from postseal.outbound.sealer import Sealer
 from postseal.outbound.targets import Targets
-from postseal.outbound.worker import SLOTS_A_CYCLE, CycleReport, Pace, Worker
+from postseal.outbound.wishes import Sealed
+from postseal.outbound.worker import SLOTS_A_CYCLE, Worker
 from postseal.postgres.access import Access
 from postseal.postgres.database import Database, Part
-from postseal.postgres.home import default_home
+from postseal.postgres.home import home_of
 from postseal.senders import Sender
 from postseal.senders.addresses import read_networks
 from postseal.senders.http import HttpSender
@@ -31,6 +33,8 @@ from postseal.signing import SigningKeys
 from postseal.signing.pem_folder import PemFolder, folder_of
 
 MAX_POOL = 10
+SPARE_FILES = 256
+"""For the database, look-ups of names, answers that are being read to their end, logs."""
 
 NewScheduler = Callable[[Database], TenantScheduler]
 
@@ -58,6 +62,11 @@ def worker_connections(settings: Settings) -> int:
     return min(settings.worker_cycles + 2, MAX_POOL)
 
 
+def worker_files(settings: Settings) -> int:
+    """How many files a worker may have open: a connection a slot, and as many that are idle."""
+    return 2 * SLOTS_A_CYCLE * settings.worker_cycles + SPARE_FILES
+
+
 @asynccontextmanager
 async def composed_worker(
     settings: Settings,
@@ -70,17 +79,11 @@ async def composed_worker(
     """Everything that seals and delivers, ready and idle, until the block ends. Raises StartupError."""
     clock = time.monotonic
     key = deployment_key(settings)
-    kinds = load_kinds(Path(settings.kinds_dir)) if settings.kinds_dir else NO_KINDS
     async with AsyncExitStack() as held:
         database = await held.enter_async_context(
             Database(access.of(Part.DELIVERY), prepare=settings.prepared_statements, size=worker_connections(settings))
         )
-        outbox = Outbox(
-            database,
-            signing_keys or PemFolder(folder_of(settings)),
-            kinds=kinds,
-            attempt_limit=settings.attempt_limit,
-        )
+        outbox = outbox_of(settings, database, signing_keys)
         worker = Worker(
             database,
             scheduler(database) if scheduler else RoundRobin(database, clock),
@@ -121,6 +124,23 @@ async def running_worker(
                 sealing.cancel()  # if whoever stops has no time
 
 
+def outbox_of(
+    settings: Settings,
+    database: Database,
+    signing_keys: SigningKeys | None = None,
+    *,
+    told: Callable[[str, Sequence[Sealed]], None] = lambda _tenant, _sealed: None,
+) -> Outbox:
+    """An outbox as the settings want it, with the shipped signing keys unless there are others. Raises StartupError."""
+    return Outbox(
+        database,
+        signing_keys or PemFolder(folder_of(settings)),
+        kinds=kinds_of(settings),
+        attempt_limit=settings.attempt_limit,
+        told=told,
+    )
+
+
 def deployment_key(settings: Settings) -> DeploymentKey:
     """The key under which destinations' secrets lie in the database. Raises StartupError.
 
@@ -131,9 +151,7 @@ def deployment_key(settings: Settings) -> DeploymentKey:
 
 def deployment_key_file(settings: Settings) -> Path:
     """Where that key lies."""
-    if settings.deployment_key_file:
-        return Path(settings.deployment_key_file)
-    return (Path(settings.data_dir) if settings.data_dir else default_home()) / "deployment.key"
+    return Path(settings.deployment_key_file) if settings.deployment_key_file else home_of(settings) / "deployment.key"
 
 
 def pace_of(settings: Settings) -> Pace:
@@ -157,7 +175,4 @@ def http_sender(settings: Settings) -> HttpSender:
         proxy=settings.egress_proxy,
         ca_file=Path(settings.ca_file) if settings.ca_file else None,
         timeout_s=settings.send_timeout_s,
-        # Several destinations can share a host, and what waits for a connection is waiting within its timeout.
-        connections_a_host=4 * settings.destination_concurrency,
-        connections=SLOTS_A_CYCLE * settings.worker_cycles,
     )

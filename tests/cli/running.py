@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from family import stat_of
 from postseal.postgres.access import Access
 
 POSTSEAL = Path(sys.executable).with_name("postseal")
@@ -84,17 +85,3 @@ def lives(pid: int) -> bool:
     """Whether a process is there and no zombie."""
     fields = stat_of(pid)
     return bool(fields) and fields[0] not in "ZX"
-
-
-def cpu_s(pid: int) -> float:
-    """The CPU seconds that a process has used."""
-    user, system = stat_of(pid)[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
-def stat_of(pid: int) -> list[str]:
-    """What /proc says behind a process's name, its state first; nothing if there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []

@@ -16,7 +16,7 @@ from postseal.rules.delivery import Code
 from postseal.senders import Mail, Scheme
 from postseal.senders.addresses import read_networks
 from postseal.senders.http import HttpSender
-from postseal.senders.webhook import for_receiver, make_secret, write_secret
+from postseal.senders.webhook import for_receiver, make_secret
 
 SEED = bytes(range(32))
 SHARED, PAIR = make_secret(Scheme.V1), make_secret(Scheme.V1A)
@@ -80,7 +80,7 @@ def test_it_says_what_came(keys: Path) -> None:
 def test_it_tells_people(keys: Path, tmp_path: Path) -> None:
     """A line each, which says that both signatures hold; the secret may stand in a file, and nobody sees it."""
     secret = tmp_path / "secret"
-    secret.write_text(write_secret(SHARED) + "\n")
+    secret.write_text(for_receiver(SHARED) + "\n")
     with started("echo", "--secret", str(secret), "--keys", str(keys)) as (process, out, err):
         url = out.next().split()[-1]
         assert send(url, 1) == [None]
@@ -94,7 +94,7 @@ def test_it_tells_people(keys: Path, tmp_path: Path) -> None:
 
 def test_the_secret_of_the_environment(keys: Path) -> None:
     """ECHO_SECRET serves where no file is named; another secret than the sender's verifies nothing."""
-    other = write_secret(make_secret(Scheme.V1))
+    other = for_receiver(make_secret(Scheme.V1))
     with started("echo", "--keys", str(keys), ECHO_SECRET=other) as (_, out, _):
         assert send(out.next().split()[-1], 1) == [Code.STATUS_4XX]
         assert out.next().startswith("401  -  no signature holds")

@@ -91,6 +91,18 @@ def bad_setting(access: Access, environment: pytest.MonkeyPatch, folder: Path) -
     return "setting window is not valid: Expected `int`"
 
 
+def turns_too_short(access: Access, environment: pytest.MonkeyPatch, folder: Path) -> str:
+    """Pushes that take as long as they may would all be cut off."""
+    environment.setenv("POSTSEAL_CYCLE_TIMEOUT_S", str(Settings().send_timeout_s))
+    return "setting cycle_timeout_s is not valid: it must be more than send_timeout_s"
+
+
+def nobodys_folder(access: Access, environment: pytest.MonkeyPatch, folder: Path) -> str:
+    """A path below the home folder of nobody here."""
+    environment.setenv("POSTSEAL_KINDS_DIR", "~no-such-user/kinds")
+    return "setting kinds_dir is not valid: there is no home folder for its `~`"
+
+
 def unknown_setting(access: Access, environment: pytest.MonkeyPatch, folder: Path) -> str:
     """A member of the file that there is not."""
     file = folder / "postseal.toml"
@@ -139,6 +151,8 @@ HINDRANCES = [
     not_durable,
     not_durable_for_a_part,
     bad_setting,
+    turns_too_short,
+    nobodys_folder,
     unknown_setting,
     misspelt_variable,
     no_settings_file,

@@ -91,7 +91,7 @@ def test_destinations(outbound: Cli, access: Access) -> None:
         assert secret["receiver"] not in listed.out + str(acts(access))
     orders = ("acme", "apollo", "orders")
     assert outbound("destination", "disable", *orders).text == "destination orders is disabled\n"
-    assert outbound("destination", "disable", *orders).why == "postseal: destination 'orders' is disabled already\n"
+    assert outbound("destination", "disable", *orders).text == "destination orders is disabled\n"
     assert "disabled (operator)" in outbound("destination", "list", "acme", "apollo").text
     assert outbound("destination", "enable", *orders, "--json").document["state"] == "enabled"
     rotated = outbound(
@@ -108,6 +108,28 @@ def test_destinations(outbound: Cli, access: Access) -> None:
     ]
 
 
+def test_a_destination_is_changed(outbound: Cli, access: Access) -> None:
+    """Its URL, its room or both; what may not be pushed to is refused, and nothing to change is wrong usage."""
+    new_destination(access, max_pending=5)
+    orders = ("destination", "change", "acme", "apollo", "orders")
+    changed = outbound(*orders, "--url", "https://new.example.net/hook", "--json").document
+    assert changed == {
+        "tenant": "acme",
+        "project": "apollo",
+        "destination": "orders",
+        "mode": "push",
+        "url": "https://new.example.net/hook",
+        "maxPending": 5,
+    }
+    assert "maxPending   7" in outbound(*orders, "--max-pending", 7).text
+    [row] = outbound("destination", "list", "acme", "apollo", "--json").document["destinations"]
+    assert (row["url"], row["maxPending"]) == ("https://new.example.net/hook", 7)
+    assert outbound(*orders).code == 2
+    assert "hush" not in outbound(*orders, "--url", "https://user:hush@receiver.example.net/").why
+    assert "has no destination 'bills'" in outbound(*orders[:-1], "bills", "--max-pending", 7).why
+    assert [action for action, _ in acts(access)] == ["destination.change", "destination.change"]
+
+
 def test_destinations_that_are_not_made(outbound: Cli, access: Access) -> None:
     """One line says why, or the usage does; a URL is not repeated."""
     create = ("destination", "create", "acme", "apollo", "orders")
@@ -122,7 +144,7 @@ def test_destinations_that_are_not_made(outbound: Cli, access: Access) -> None:
 
 
 def test_a_device_that_pulls(outbound: Cli, access: Access, tmp_path: Path) -> None:
-    """Enrolled at the command line it has its destination already."""
+    """Enrolled at the command line it has its destination already; once it is retired that is disabled for ever."""
     options = ("--project", "apollo", "--generate", "--key-out", tmp_path / "d1.pem")
     assert outbound("device", "enroll", "acme", "d1", *options).code == 0
     [row] = outbound("destination", "list", "acme", "apollo", "--json").document["destinations"]
@@ -130,6 +152,10 @@ def test_a_device_that_pulls(outbound: Cli, access: Access, tmp_path: Path) -> N
     again = outbound("destination", "create", "acme", "apollo", "d1", "--mode", "pull")
     assert again.why == "postseal: project 'apollo' has a destination 'd1' already\n"
     assert "is pulled from" in outbound("destination", "test", "acme", "apollo", "d1").why
+    assert outbound("device", "retire", "acme", "d1").code == 0
+    assert "disabled (retired)" in outbound("destination", "list", "acme", "apollo").text
+    enable = outbound("destination", "enable", "acme", "apollo", "d1")
+    assert enable.why.startswith("postseal: device 'd1' is retired: ")
 
 
 def test_a_test_of_a_destination(outbound: Cli) -> None:
@@ -201,6 +227,30 @@ def test_a_delivery_is_shown_and_cancelled(outbound: Cli, access: Access, destin
     destination.end(2, "dead", "status_5xx", attempts=2)
     text = outbound("delivery", "show", "acme", destination.rows()[1].delivery).text
     assert text.count("status_5xx") == 3
+
+
+def test_intents_are_listed(outbound: Cli, access: Access, destination: Destination) -> None:
+    """What is not sealed, with its code; what is given up has no time any more and stays until it is cancelled."""
+    waiting, lost = str(uuid4()), str(uuid4())
+    with as_owner(access) as owner:
+        for identity, code, due_at in ((waiting, "destination_full", "now"), (lost, "expired", "infinity")):
+            owner.execute(
+                "INSERT INTO intents (tenant, delivery, project, destination, idempotency_key, data, code, due_at)"
+                " VALUES ('acme', %s, 'apollo', 'orders', 'order:0001', '{}', %s, %s)",
+                [identity, code, due_at],
+            )
+    intents = ("intent", "list", "acme", "apollo")
+    listed = outbound(*intents, "--json").document["intents"]
+    assert [(row["delivery"], row["code"], row["dueAtMs"] is None) for row in listed] == [
+        (waiting, "destination_full", False),
+        (lost, "expired", True),
+    ]
+    assert outbound(*intents, "--code", "expired").text.splitlines()[1].startswith(f"{lost}  orders       expired  ")
+    assert "no project 'nowhere'" in outbound("intent", "list", "acme", "nowhere").why
+    shown = outbound("delivery", "show", "acme", lost, "--json").document
+    assert (shown["state"], shown["why"]["code"]) == ("unsealed", "sealing_given_up")
+    assert outbound("delivery", "cancel", "acme", "apollo", lost, "--json").document["ended"] == "intent_cancelled"
+    assert outbound(*intents, "--code", "expired", "--json").document["intents"] == []
 
 
 def test_dead_letters(outbound: Cli, access: Access, destination: Destination) -> None:

@@ -75,7 +75,7 @@ def test_help_names_every_command(cli: Cli) -> None:
 
 COMMANDS = {
     "serve": ["--host", "--port", "--processes"],
-    "migrate": ["--plan"],
+    "migrate": ["--plan", "--new-passwords"],
     "demo": ["--once"],
     "tenant create": ["TENANT"],
     "tenant list": [],
@@ -96,6 +96,9 @@ COMMANDS = {
     "stream raise-floor": ["TENANT", "PROJECT", "PRODUCER", "SEQUENCE", "--reason", "--force"],
     "audit list": ["TENANT", "--project", "--outcome", "--reason", "--since", "--before", "--after", "--limit"],
     "inbox tail": ["TENANT", "PROJECT", "--producer", "--after", "--follow"],
+    "destination create": ["TENANT", "PROJECT", "DESTINATION", "--mode", "--url", "--scheme", "--max-pending"],
+    "destination change": ["TENANT", "PROJECT", "DESTINATION", "--url", "--max-pending"],
+    "destination rotate-secret": ["TENANT", "PROJECT", "DESTINATION", "--scheme", "--overlap-hours"],
 }
 
 
@@ -118,7 +121,7 @@ def test_a_service_is_joined_and_ends_cleanly(run_folder: Path) -> None:
     environment = {"POSTSEAL_DATA_DIR": str(home), "POSTSEAL_BALLAST_MB": "0"}
     with started("serve", "--port", "0", "--json", **environment) as (service, out, err):
         first = json.loads(err.next())
-        assert (first["event"], first["data_folder"], first["embedded"]) == ("starting", str(home), True)
+        assert (first["event"], first["data_folder"], first["embedded"]) == ("starting", str(home.resolve()), True)
         address = json.loads(out.next())["url"]
         assert address.startswith("http://127.0.0.1:")
 

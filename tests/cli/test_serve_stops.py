@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from running import DEADLINE_S, Lines, children_of, cpu_s, is_open, lives, on, started
+from running import DEADLINE_S, Lines, children_of, is_open, lives, on, started
 
+from family import cpu_s
 from fleet import Device, as_owner, enrol, stored
 from own_server import own_server
 from postseal.postgres.access import Access
+from postseal.settings import Settings
 from postseal.web import process
 from sender import ENVELOPE, require_each_once, sending
 from until import until, waits_for_lock
@@ -198,6 +200,12 @@ def test_a_killed_child_is_replaced_under_load(access: Access) -> None:
         service.send_signal(signal.SIGTERM)
         assert service.wait(DEADLINE_S) == 0
     require_each_once(access, senders)
+
+
+def test_only_a_worker_gets_its_grace() -> None:
+    """The end is cut after END_S; with a worker, as long after that as its pushes may take to end."""
+    assert process.end_s(Settings(worker=False, stop_grace_s=7)) == process.END_S
+    assert process.end_s(Settings(stop_grace_s=7)) == process.END_S + 7
 
 
 @pytest.mark.soak

@@ -99,7 +99,7 @@ def test_glossary_has_the_words_of_the_protocol():
 
 def test_glossary_names_in_code():
     """Each name of the code that the glossary gives is there."""
-    for module, name in re.findall(r"`([a-z_]+)\.([A-Z]\w+)`", GLOSSARY):
+    for module, name in re.findall(r"`([a-z_.]+)\.([A-Z]\w+)`", GLOSSARY):
         assert hasattr(importlib.import_module(f"postseal.{module}"), name)
 
 

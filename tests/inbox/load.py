@@ -51,7 +51,8 @@ async def _send(service: Service, number: int, credential: str, chunk: list[tupl
     for _ in range(TRIES):
         body = "\n".join(envelope for _, envelope in chunk).encode()
         try:
-            verdicts = await service.inbox.receive_batch(Inbound("192.0.2.7", credential, body))
+            caller = await service.door.identify("192.0.2.7", credential)
+            verdicts = await service.inbox.receive_batch(Inbound(caller, body))
         except Unavailable:
             verdicts = []
         assert isinstance(verdicts, list)

@@ -7,19 +7,26 @@ cut. After it the same service, without a restart, acknowledges the same envelop
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import LiteralString
 
 import pytest
+from structlog.testing import capture_logs
 from triggers import WRITES, raising, raising_first, trigger
 from wire_proxy import Deed, WireProxy, proxied
 
 from fleet import Device, as_owner, enrol, locked_stream, stored
+from postseal.errors import Unavailable
 from postseal.inbound import commit, lane
+from postseal.inbound.hints import Hints
 from postseal.outcomes import Outcome, Reason
 from postseal.postgres import ingest
 from postseal.postgres.access import Access
-from postseal.postgres.transaction import LOCK_TIMEOUT, SET_BOUNDS, STATEMENT_TIMEOUT
+from postseal.postgres.exchange import Statement
+from postseal.postgres.ingest import SET_BOUNDS_AND_PLANS
+from postseal.postgres.transaction import LOCK_TIMEOUT, STATEMENT_TIMEOUT
 from postseal.service import Service, running_service
 from postseal.settings import Settings
 from postseal.verdicts import Receipt, Refusal, Verdict
@@ -30,8 +37,9 @@ pytestmark = pytest.mark.anyio
 RETRIES = 40
 RETRY_PAUSE_S = 0.1
 BOUND_S = 8.0
-SHORT_DEADLINE_S = 0.4
-AT_COMMIT_SLEEP = "PERFORM pg_sleep(1.2);"
+SHORT_DEADLINE_S = 1.0
+"""Enough for what goes before the fault, and over before what is kept from ending ends."""
+AT_COMMIT_SLEEP = "PERFORM pg_sleep(2.5);"
 ENVELOPES = 3
 
 
@@ -148,28 +156,56 @@ async def test_a_group_that_lost_two_races_is_unavailable(
     await require_retry(access, service, device, bodies)
 
 
-async def test_a_lock_that_is_not_had_in_time(
-    access: Access, service: Service, device: Device, monkeypatch: pytest.MonkeyPatch
-):
+@contextmanager
+def shorter(bound: LiteralString, from_: LiteralString) -> Generator[None]:
+    """A group's bound of the server's is 150 ms in place of `from_`, until the block ends."""
+    changed = SET_BOUNDS_AND_PLANS.replace(f"'{bound}', '{from_}'", f"'{bound}', '150ms'")
+    assert changed != SET_BOUNDS_AND_PLANS
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ingest, "_SET_BOUNDS_AND_PLANS", Statement(changed))
+        yield
+
+
+async def test_a_lock_that_is_not_had_in_time(access: Access, service: Service, device: Device):
     """Someone sits on the stream: `unavailable` after the lock time-out, and the lane goes on."""
-    monkeypatch.setattr(ingest, "SET_BOUNDS", SET_BOUNDS.replace(f"'{LOCK_TIMEOUT}'", "'150ms'"))
     bodies = batch(device)
-    with as_owner(access) as owner, owner.transaction():
+    with as_owner(access) as owner, owner.transaction(), shorter("lock_timeout", LOCK_TIMEOUT), capture_logs() as log:
         owner.execute("SELECT FROM streams FOR NO KEY UPDATE")
         require_unavailable(await send(service, device, bodies))
+    assert [event["sqlstate"] for event in log] == ["55P03"]
     assert await require_retry(access, service, device, bodies) == {Outcome.ACCEPTED}
 
 
-async def test_a_statement_that_takes_too_long(
-    access: Access, service: Service, device: Device, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_statement_that_takes_too_long(access: Access, service: Service, device: Device):
     """The server ends it after its own time-out, well before the client's deadline."""
-    monkeypatch.setattr(ingest, "SET_BOUNDS", SET_BOUNDS.replace(f"'{STATEMENT_TIMEOUT}'", "'150ms'"))
     bodies = batch(device)
-    with trigger(access, "payloads", "PERFORM pg_sleep(5);"):
+    with trigger(access, "payloads", "PERFORM pg_sleep(60);"):
+        with shorter("statement_timeout", STATEMENT_TIMEOUT), capture_logs() as log:
+            require_unavailable(await send(service, device, bodies))
+        require_nothing_written(access, device)
+    assert [event["sqlstate"] for event in log] == ["57014"]
+    assert await require_retry(access, service, device, bodies) == {Outcome.ACCEPTED}
+
+
+async def test_a_cursor_that_does_not_move(access: Access, service: Service, device: Device):
+    """Whatever keeps the update of a locked stream from happening, nothing of the group is committed."""
+    bodies = batch(device)
+    with trigger(access, "streams", "RETURN NULL;"):
         require_unavailable(await send(service, device, bodies))
         require_nothing_written(access, device)
     assert await require_retry(access, service, device, bodies) == {Outcome.ACCEPTED}
+
+
+async def test_a_hint_that_fails_undoes_nothing(access: Access, device: Device, monkeypatch: pytest.MonkeyPatch):
+    """What is committed for certain is acknowledged and not tried again, though nobody could be told of it."""
+
+    def moved(_hints: Hints, cursors: object) -> None:
+        raise RuntimeError(cursors)
+
+    monkeypatch.setattr(Hints, "moved", moved)
+    async with running_service(Settings(), access) as service:
+        assert words(await send(service, device, batch(device))) == [Outcome.ACCEPTED] * ENVELOPES
+    assert stored(access, device).audits == [(Outcome.ACCEPTED, None)] * ENVELOPES
 
 
 async def test_a_commit_that_fails(access: Access, service: Service, device: Device):
@@ -195,11 +231,18 @@ async def test_a_notice_is_no_warning(access: Access, service: Service, device: 
         assert words(await send(service, device, batch(device))) == [Outcome.ACCEPTED] * ENVELOPES
 
 
-async def test_a_commit_that_hangs(access: Access, service: Service, device: Device, monkeypatch: pytest.MonkeyPatch):
+@contextmanager
+def impatient() -> Generator[None]:
+    """The deadline of a lane is SHORT_DEADLINE_S until the block ends, so that it does not cut retries off."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(lane, "DATABASE_DEADLINE_S", SHORT_DEADLINE_S)
+        yield
+
+
+async def test_a_commit_that_hangs(access: Access, service: Service, device: Device):
     """Past the deadline the connection is thrown away; the COMMIT may still happen, and the retry is a duplicate."""
-    monkeypatch.setattr(lane, "DATABASE_DEADLINE_S", SHORT_DEADLINE_S)
     bodies = batch(device)
-    with trigger(access, "streams", AT_COMMIT_SLEEP, at_commit=True):
+    with trigger(access, "streams", AT_COMMIT_SLEEP, at_commit=True), impatient():
         require_unavailable(await send(service, device, bodies))
     assert await require_retry(access, service, device, bodies) == {Outcome.DUPLICATE}
 
@@ -216,14 +259,9 @@ async def test_a_commit_whose_server_process_is_stopped(access: Access, service:
 
 
 async def _stop_committing(access: Access, ending: str) -> None:
+    committing = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
     with as_owner(access) as owner:
-        for _ in range(RETRIES):
-            committing = "FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
-            stopped = owner.execute(f"SELECT {ending}(pid) {committing}".encode()).rowcount
-            if stopped:
-                return
-            await asyncio.sleep(0.02)
-    raise AssertionError("no COMMIT was seen")
+        await until_async(lambda: owner.execute(f"SELECT {ending}(pid) {committing}".encode()).rowcount == 1)
 
 
 @pytest.fixture
@@ -253,14 +291,13 @@ async def test_a_wire_that_fails_around_the_commit(
     device: Device,
     deed: Deed,
     retried: Outcome,
-    monkeypatch: pytest.MonkeyPatch,
 ):
     """Before, after, or in silence: unknown to the caller, and exactly once after the retry."""
-    monkeypatch.setattr(lane, "DATABASE_DEADLINE_S", SHORT_DEADLINE_S)
     service, proxy = wire
     bodies = batch(device)
     proxy.deed = deed
-    require_unavailable(await send(service, device, bodies))
+    with impatient():
+        require_unavailable(await send(service, device, bodies))
     assert proxy.done == 1
     assert await require_retry(access, service, device, bodies) == {retried}
 
@@ -303,15 +340,15 @@ async def test_a_caller_that_goes_away_takes_nothing_back(access: Access, servic
 async def test_what_waits_when_the_service_stops_is_committed(access: Access, device: Device):
     """Leaving the service answers everyone who had submitted; later ones are told `unavailable`."""
     async with running_service(Settings(), access) as service:
-        await service.inbox.receive(device.inbound(device.envelope(1)))  # the caller and its key are remembered
+        await service.inbox.receive(device.inbound(device.envelope(1)))  # its key is remembered
         waiting = [
             asyncio.create_task(service.inbox.receive(device.inbound(device.envelope(sequence))))
             for sequence in range(2, 31)
         ]
         await asyncio.sleep(0)
     assert set(words(list(await asyncio.gather(*waiting)))) <= {Outcome.ACCEPTED, Outcome.GAP, Outcome.REORDERED}
-    late = await service.committer.commit([])
-    assert late == []
+    with pytest.raises(Unavailable):
+        await service.committer.probe()
     assert stored(access, device).cursor == (0, 30, 30)
 
 

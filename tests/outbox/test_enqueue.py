@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from structlog.testing import capture_logs
 
 from fleet import as_owner
 from outgoing import (
@@ -26,7 +27,8 @@ from outgoing import (
 from postseal.envelope import ed25519
 from postseal.envelope.kinds import NO_KINDS
 from postseal.errors import Unavailable
-from postseal.outbound.outbox import Intent, Outbox, Sealed, Unsealed
+from postseal.outbound.outbox import Outbox
+from postseal.outbound.wishes import OwnedWish, Sealed, Unsealed, Wish
 from postseal.outcomes import Reason
 from postseal.postgres.access import Access
 from postseal.postgres.database import Database
@@ -39,15 +41,15 @@ pytestmark = pytest.mark.anyio
 NOW_MS = 1_000
 
 
-async def one(outbox: Outbox, intent: Intent, project: str = PROJECT, tenant: str = TENANT) -> Sealed | Unsealed:
-    """The result of one intent."""
-    [result] = await outbox.enqueue(tenant, project, [intent], "owner-1")
+async def one(outbox: Outbox, wanted: Wish, project: str = PROJECT, tenant: str = TENANT) -> Sealed | Unsealed:
+    """The result of one wanted."""
+    [result] = await outbox.enqueue(tenant, project, [wanted], "owner-1")
     return result
 
 
-async def sealed(outbox: Outbox, intent: Intent) -> Sealed:
+async def sealed(outbox: Outbox, wanted: Wish) -> Sealed:
     """The delivery of one that is sealed."""
-    result = await one(outbox, intent)
+    result = await one(outbox, wanted)
     assert isinstance(result, Sealed)
     return result
 
@@ -74,23 +76,23 @@ class Failing:
 
 async def test_a_delivery_is_whole(outbox: Outbox, destination: Destination, public_key: bytes, access: Access):
     """Payload, signature, queue and audit event say one thing; it is due at once."""
-    intent = wish(attempt_limit=3, expires_at_ms=4_000_000_000_000)
+    wanted = wish(attempt_limit=3, expires_at_ms=4_000_000_000_000)
     before_ms = time.time() * 1000
-    made = await sealed(outbox, intent)
+    made = await sealed(outbox, wanted)
     [row] = require_whole(destination, public_key)
-    assert made == Sealed(intent.delivery, DESTINATION, 1, row.event_identity, State.PENDING, new=True)
-    assert row.event["data"] == intent.data
+    assert made == Sealed(wanted.delivery, DESTINATION, 1, row.event_identity, State.PENDING, new=True)
+    assert row.event["data"] == wanted.data
     assert abs(row.event["issuedAtMs"] - before_ms) < 60_000
     assert (row.lane, row.attempt_limit, row.expires_at.timestamp()) == ("push", 3, 4_000_000_000)
     assert audited(access) == [("owner-1", "enqueue", "accepted", row.event_identity)]
 
 
 async def test_many_are_numbered_in_order(outbox: Outbox, access: Access, public_key: bytes):
-    """Results stand in the order of the intents; each destination counts for itself; a bad one stops no other."""
+    """Results stand in the order of the wishes; each destination counts for itself; a bad one stops no other."""
     second = new_destination(access, "parts")
     wishes = [wish(), wish("parts"), wish("nowhere"), wish(data={"kind": "proposal-decision"}), wish(), wish("parts")]
     results = await outbox.enqueue(TENANT, PROJECT, wishes, "owner-1")
-    assert [result.delivery for result in results] == [intent.delivery for intent in wishes]
+    assert [result.delivery for result in results] == [wanted.delivery for wanted in wishes]
     assert [result.sequence if isinstance(result, Sealed) else result.code for result in results] == [
         1,
         1,
@@ -104,12 +106,12 @@ async def test_many_are_numbered_in_order(outbox: Outbox, access: Access, public
 
 async def test_a_key_that_comes_again_brings_the_same(outbox: Outbox, destination: Destination, public_key: bytes):
     """The original, whatever its options are now: no second envelope, no number."""
-    intent = wish()
-    first = await sealed(outbox, intent)
-    again = Intent(
+    wanted = wish()
+    first = await sealed(outbox, wanted)
+    again = Wish(
         destination=DESTINATION,
-        data=dict(reversed(intent.data.items())),
-        idempotency_key=intent.idempotency_key,
+        data=dict(reversed(wanted.data.items())),
+        idempotency_key=wanted.idempotency_key,
         attempt_limit=1,
         expires_at_ms=NOW_MS,
     )
@@ -125,8 +127,8 @@ async def test_a_key_that_comes_again_brings_the_same(outbox: Outbox, destinatio
 async def test_a_key_in_one_call_twice(outbox: Outbox, destination: Destination, public_key: bytes):
     """The second is the first; with other content it conflicts."""
     first = wish()
-    same = Intent(destination=DESTINATION, data=first.data, idempotency_key=first.idempotency_key)
-    other = Intent(destination=DESTINATION, data=decision(), idempotency_key=first.idempotency_key)
+    same = Wish(destination=DESTINATION, data=first.data, idempotency_key=first.idempotency_key)
+    other = Wish(destination=DESTINATION, data=decision(), idempotency_key=first.idempotency_key)
     made, again, conflict = await outbox.enqueue(TENANT, PROJECT, [first, same, other], "owner-1")
     assert isinstance(made, Sealed)
     assert isinstance(again, Sealed)
@@ -138,10 +140,10 @@ async def test_a_key_in_one_call_twice(outbox: Outbox, destination: Destination,
 @pytest.mark.parametrize("state", ["delivered", "dead", "expired", "cancelled"])
 async def test_the_original_in_whatever_state(outbox: Outbox, destination: Destination, public_key: bytes, state: str):
     """What has ended is told as it ended."""
-    intent = wish()
-    await sealed(outbox, intent)
+    wanted = wish()
+    await sealed(outbox, wanted)
     destination.end(1, state, "rejected" if state == "dead" else None)
-    assert (await sealed(outbox, intent)).state == state
+    assert (await sealed(outbox, wanted)).state == state
 
 
 async def test_other_content_is_a_conflict(outbox: Outbox, access: Access, public_key: bytes):
@@ -222,15 +224,15 @@ async def test_an_expiry_in_the_past(outbox: Outbox, destination: Destination, p
 async def test_a_full_destination(outbox: Outbox, access: Access, public_key: bytes):
     """No more than may be are pending, within one call too; what has ended makes room, and a known key needs none."""
     small = new_destination(access, "small", max_pending=2)
-    intents = [wish("small") for _ in range(3)]
-    results = await outbox.enqueue(TENANT, PROJECT, intents, "owner-1")
+    wishes = [wish("small") for _ in range(3)]
+    results = await outbox.enqueue(TENANT, PROJECT, wishes, "owner-1")
     assert [type(result) for result in results] == [Sealed, Sealed, Unsealed]
     assert results[2] == Unsealed(
-        intents[2].delivery, SealCode.DESTINATION_FULL, "2 deliveries are pending for this destination", 2
+        wishes[2].delivery, SealCode.DESTINATION_FULL, "2 deliveries are pending for this destination", 2
     )
-    assert not (await sealed(outbox, intents[0])).new
+    assert not (await sealed(outbox, wishes[0])).new
     small.end(1, "delivered")
-    assert (await sealed(outbox, intents[2])).sequence == 3
+    assert (await sealed(outbox, wishes[2])).sequence == 3
     assert code(await one(outbox, wish("small"))) is SealCode.DESTINATION_FULL
 
 
@@ -261,7 +263,17 @@ async def forge() -> bytes:
     return ed25519.sign(ed25519.generate(), b"something")
 
 
-@pytest.mark.parametrize("fail", [refuse, hang, forge])
+async def say_nothing() -> bytes:
+    """No signature at all."""
+    return None  # type: ignore[return-value]
+
+
+async def break_down() -> bytes:
+    """A fault of whoever wrote these keys."""
+    raise KeyError("hush")
+
+
+@pytest.mark.parametrize("fail", [refuse, hang, forge, say_nothing, break_down])
 async def test_a_failed_signature_uses_no_number(
     database: Database,
     destination: Destination,
@@ -270,10 +282,13 @@ async def test_a_failed_signature_uses_no_number(
     fail: Callable[[], Awaitable[bytes]],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Refused, late or not the key's own: nothing is sealed in that call, and the next one begins at 1."""
-    monkeypatch.setattr("postseal.outbound.outbox.SIGN_S", 0.05)
+    """Refused, late, broken or not the key's own: nothing is sealed in that call, and the next one begins at 1."""
+    monkeypatch.setattr("postseal.outbound.signer.SIGN_S", 0.05)
     outbox = Outbox(database, Failing(folder, fail), kinds=NO_KINDS, attempt_limit=8)
-    results = await outbox.enqueue(TENANT, PROJECT, [wish(), wish()], "owner-1")
+    with capture_logs() as logs:
+        results = await outbox.enqueue(TENANT, PROJECT, [wish(), wish()], "owner-1")
+    assert [entry["event"] for entry in logs] == ["not_signed"]
+    assert "hush" not in str(logs)
     assert [code(result) for result in results] == [SealCode.SIGNING_FAILED] * 2
     assert results[0].reason is Reason.SIGNING_UNAVAILABLE  # type: ignore[union-attr]
     assert destination.highest() == 0
@@ -291,6 +306,26 @@ async def test_a_failed_signature_in_the_middle(
     assert len(require_whole(destination, public_key)) == 1
 
 
+async def test_signatures_that_take_too_long(
+    outbox: Outbox, database: Database, destination: Destination, public_key: bytes
+):
+    """What is signed when their time is over is sealed; the rest was not tried, and the same call again goes on."""
+    wishes = [OwnedWish(PROJECT, "owner-1", wish()) for _ in range(3)]
+
+    async def seal() -> list[Sealed | Unsealed]:
+        return await database.transact(lambda connection: outbox.seal(connection, TENANT, wishes, signing_s=0.0))
+
+    first = await seal()
+    assert [isinstance(result, Sealed) for result in first] == [True, False, False]
+    assert [(result.tried, result.reason) for result in first if isinstance(result, Unsealed)] == [
+        (False, Reason.SIGNING_UNAVAILABLE)
+    ] * 2
+    assert [isinstance(result, Sealed) for result in await seal()] == [True, True, False]
+    assert [row.delivery for row in require_whole(destination, public_key)] == [
+        owned.wish.delivery for owned in wishes[:2]
+    ]
+
+
 async def test_concurrent_enqueues_leave_no_hole(
     outbox: Outbox, access: Access, destination: Destination, public_key: bytes, seed: int
 ):
@@ -301,26 +336,26 @@ async def test_concurrent_enqueues_leave_no_hole(
     }
     keys = [(name, f"key:{name}:{number:04}", decision()) for name in destinations for number in range(25)]
 
-    def batch() -> list[Intent]:
+    def batch() -> list[Wish]:
         picked = chance.sample(keys, chance.randint(1, 20))
-        good = [Intent(destination=name, data=data, idempotency_key=key) for name, key, data in picked]
+        good = [Wish(destination=name, data=data, idempotency_key=key) for name, key, data in picked]
         bad = [wish(data={"kind": "none"}), wish("nowhere")][: chance.randint(0, 2)]
         mixed = good + bad
         chance.shuffle(mixed)
         return mixed
 
-    async def enqueue(intents: list[Intent]) -> list[Sealed | Unsealed]:
-        return await outbox.enqueue(TENANT, PROJECT, intents, "owner-1")
+    async def enqueue(wishes: list[Wish]) -> list[Sealed | Unsealed]:
+        return await outbox.enqueue(TENANT, PROJECT, wishes, "owner-1")
 
     batches = [batch() for _ in range(40)]
     results = await asyncio.gather(*map(enqueue, batches))
     told: dict[tuple[str, str], set[tuple[int, bytes]]] = {}
     new = 0
-    for intents, answers in zip(batches, results, strict=True):
-        for intent, answer in zip(intents, answers, strict=True):
+    for wishes, answers in zip(batches, results, strict=True):
+        for wanted, answer in zip(wishes, answers, strict=True):
             if isinstance(answer, Sealed):
                 place = (answer.sequence, answer.event_identity)
-                told.setdefault((intent.destination, intent.idempotency_key), set()).add(place)
+                told.setdefault((wanted.destination, wanted.idempotency_key), set()).add(place)
                 new += answer.new
             else:
                 assert answer.code in (SealCode.PAYLOAD_INVALID, SealCode.DESTINATION_UNKNOWN)
@@ -338,14 +373,14 @@ async def test_nothing_is_known_without_a_database(
     outbox: Outbox, access: Access, public_key: bytes, destination: Destination
 ):
     """A commit that is not certain is Unavailable; the same call again finds what was sealed, or seals it."""
-    intent = wish()
+    wanted = wish()
     with as_owner(access) as owner, owner.transaction():
         owner.execute("LOCK TABLE deliveries IN ACCESS EXCLUSIVE MODE")
         with pytest.raises(Unavailable):
-            await one(outbox, intent)
-    assert (await sealed(outbox, intent)).sequence == 1
+            await one(outbox, wanted)
+    assert (await sealed(outbox, wanted)).sequence == 1
 
 
 def test_secrets_are_not_shown() -> None:
-    """The data of an intent is in no repr."""
+    """The data of a wish is in no repr."""
     assert "proposalId" not in repr(wish())

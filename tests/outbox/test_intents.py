@@ -197,6 +197,8 @@ UNFIT = {
     "no attempt": {"attempt_limit": 0},
     "a short key": {"idempotency_key": "short"},
     "too much data": {"data": {"kind": "x" * 8192}},
+    "a destination that is no name": {"destination": "No Such\n"},
+    "a destination without end": {"destination": "x" * 64},
 }
 
 
@@ -223,10 +225,18 @@ def test_a_time_needs_a_zone() -> None:
         intent("acme", "apollo", "orders", decision(), "key:00000001", expires_at=datetime(2030, 1, 1))  # noqa: DTZ001
 
 
-def test_what_is_no_json_is_refused_at_once() -> None:
-    """NaN has no form in JSON."""
+def test_a_text_in_any_script_has_room(application: Application) -> None:
+    """Whatever fits into an envelope fits into an intent: no letter takes more bytes than it has."""
+    one = wanted(data={"kind": "x", "text": "ж" * 2000, "more": "漢" * 1000})
+    application.leave(one)
+    assert left(application) == [row_of(one, application.login)]
+
+
+@pytest.mark.parametrize("value", [float("nan"), "half \ud800"], ids=["NaN", "half a surrogate pair"])
+def test_what_is_no_json_is_refused_at_once(value: object) -> None:
+    """Before it comes to the database, where it would end the application's transaction."""
     with pytest.raises(ValueError, match="JSON"):
-        wanted(data={"kind": "x", "revision": float("nan")}).psycopg()
+        wanted(data={"kind": "x", "revision": value}).psycopg()
 
 
 def test_the_data_is_in_no_repr() -> None:

@@ -1,5 +1,6 @@
 """Envelopes that an application has signed itself: taken as they are, if they are exactly the next ones."""
 
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -8,12 +9,15 @@ import pytest
 from fleet import as_owner, signed
 from outgoing import DESTINATION, PROJECT, TENANT, Destination, decision, register, require_whole, wish
 from postseal.envelope import dsse, ed25519
+from postseal.envelope.kinds import NO_KINDS
 from postseal.errors import Refused
-from postseal.outbound.outbox import Outbox, Sealed
+from postseal.outbound.outbox import Outbox
 from postseal.outbound.presigned import enqueue_signed
+from postseal.outbound.wishes import Sealed
 from postseal.outcomes import Reason
 from postseal.postgres.access import Access
 from postseal.postgres.database import Database
+from postseal.signing.pem_folder import PemFolder
 
 pytestmark = pytest.mark.anyio
 
@@ -144,6 +148,33 @@ async def test_room_and_expiry(
     await take(database, outbox, signed(payload(1), own_seed))
     assert await reason(database, outbox, signed(payload(2), own_seed)) is Reason.DESTINATION_FULL
     assert destination.highest() == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"attempt_limit": 0}, {"attempt_limit": 101}, {"expires_at_ms": 4_102_444_800_001}]
+)
+async def test_options_lie_in_their_bounds(
+    database: Database, outbox: Outbox, own_seed: bytes, options: dict[str, int], destination: Destination
+):
+    """As for what the service seals; refused, it uses no number."""
+    assert await reason(database, outbox, signed(payload(1), own_seed), **options) is Reason.REQUEST_INVALID
+    assert destination.highest() == 0
+
+
+async def test_what_is_new_is_told(database: Database, folder: Path, own_seed: bytes):
+    """Once, so that whoever delivers need not look for it."""
+    told: list[tuple[str, list[int]]] = []
+    outbox = Outbox(
+        database,
+        PemFolder(folder),
+        kinds=NO_KINDS,
+        attempt_limit=8,
+        told=lambda tenant, new: told.append((tenant, [each.sequence for each in new])),
+    )
+    envelope = signed(payload(1), own_seed)
+    await take(database, outbox, envelope)
+    await take(database, outbox, envelope)
+    assert told == [(TENANT, [1])]
 
 
 async def test_beside_what_is_sealed_here(

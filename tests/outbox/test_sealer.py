@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ from postseal.outbound.sealer import Sealer
 from postseal.postgres.access import Access
 from postseal.postgres.database import Database
 from postseal.rules.delivery import SealCode
+from postseal.signing import SigningKeys
 from postseal.signing.pem_folder import PemFolder
+from until import until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -70,6 +72,12 @@ def raw(access: Access, data: str = "{}", **columns: Any) -> UUID:
     return members["delivery"]
 
 
+def given_up(access: Access) -> set[UUID]:
+    """The intents that are never tried again."""
+    with as_owner(access) as owner:
+        return {row[0] for row in owner.execute("SELECT delivery FROM intents WHERE due_at = 'infinity'")}
+
+
 def due_now(access: Access) -> None:
     """Let every intent be due."""
     with as_owner(access) as owner:
@@ -104,7 +112,7 @@ async def test_committed_intents_become_deliveries(
 async def test_a_key_that_comes_again(
     sealer: Sealer, application: Application, access: Access, destination: Destination, public_key: bytes
 ):
-    """The same content leaves no second delivery and no intent; other content waits with its code."""
+    """The same content leaves no second delivery and no intent; other content is given up with its code."""
     first = wanted()
     again = wanted(data=first.data, idempotency_key=first.idempotency_key)
     other = wanted(idempotency_key=first.idempotency_key)
@@ -112,6 +120,7 @@ async def test_a_key_that_comes_again(
     assert await sealer.once() == 3
     assert len(require_whole(destination, public_key)) == 1
     assert waiting(access) == {other.delivery: (SealCode.IDEMPOTENCY_CONFLICT, 1)}
+    assert given_up(access) == {other.delivery}
 
 
 POISON: dict[str, tuple[dict[str, Any], SealCode]] = {
@@ -127,7 +136,6 @@ POISON: dict[str, tuple[dict[str, Any], SealCode]] = {
     "free text": ({"data": json.dumps(decision(note="x"))}, SealCode.PAYLOAD_INVALID),
     "too much": ({"data": json.dumps(decision(note="x" * 7000))}, SealCode.PAYLOAD_INVALID),
     "no destination": ({"destination": "nowhere"}, SealCode.DESTINATION_UNKNOWN),
-    "no name of one": ({"destination": "No Such\n"}, SealCode.DESTINATION_UNKNOWN),
     "no project": ({"project": "nowhere"}, SealCode.DESTINATION_UNKNOWN),
     "expired": ({"expires_at": "2020-01-01Z"}, SealCode.EXPIRED),
 }
@@ -148,7 +156,20 @@ async def test_poison_stops_nothing(
         application.leave(one)
     assert await sealer.once() == 2 * len(order)
     assert waiting(access) == codes
+    assert given_up(access) == {delivery for delivery, (code, _) in codes.items() if code == SealCode.EXPIRED}
     assert {row.delivery for row in require_whole(destination, public_key)} == {one.delivery for one in good}
+
+
+async def test_what_is_not_valid_is_given_up_in_time(sealer: Sealer, access: Access, destination: Destination):
+    """Another sealer may know its kind, so it is tried ten times."""
+    one = raw(access, data='{"kind":"nobodys"}')
+    for tries in range(1, 11):
+        assert await sealer.once() == 1
+        assert waiting(access) == {one: (SealCode.PAYLOAD_INVALID, tries)}
+        assert given_up(access) == ({one} if tries == 10 else set())
+        if tries < 10:
+            due_now(access)
+    assert await sealer.once() == 0
 
 
 async def test_what_the_database_refuses_is_sought_out(
@@ -204,33 +225,121 @@ async def test_tenants_take_turns(
     assert len(require_whole(destination, public_key)) == 150
 
 
-async def test_one_tenants_fault_is_its_own(
+class Acmes:
+    """Signing keys that are good for every tenant but acme, whose call is another."""
+
+    def __init__(self, folder: Path, sign: Callable[[], Awaitable[None]]) -> None:
+        self._good = PemFolder(folder)
+        self._sign = sign
+
+    async def sign(self, tenant: str, keyid: str, message: bytes) -> bytes:
+        """Sign, after the other call where it is for acme."""
+        if tenant == "acme":
+            await self._sign()
+        return await self._good.sign(tenant, keyid, message)
+
+
+@pytest.fixture
+def others(access: Access, application: Application, folder: Path) -> tuple[Destination, bytes]:
+    """A destination of tenant zeta, which comes behind acme, and the public half of its key."""
+    new_tenant(access, "zeta")
+    other = new_destination(access, tenant="zeta")
+    application.allow(tenant="zeta")
+    return other, ed25519.public_key(signing_key(access, folder, "zeta"))
+
+
+def sealer_with(database: Database, keys: SigningKeys) -> Sealer:
+    """A sealer with signing keys of its own."""
+    return Sealer(Outbox(database, keys, kinds=NO_KINDS, attempt_limit=8), database, poll_s=0.02)
+
+
+async def test_keys_that_break_keep_nothing_waiting(
     database: Database,
     application: Application,
     access: Access,
     destination: Destination,
     public_key: bytes,
+    others: tuple[Destination, bytes],
     folder: Path,
 ):
-    """Signing keys that break for one tenant, or locks that last, keep the next tenant's intents from nothing."""
-    new_tenant(access, "zeta")
-    other = new_destination(access, tenant="zeta")
-    others_key = ed25519.public_key(signing_key(access, folder, "zeta"))
-    application.allow(tenant="zeta")
-    good = PemFolder(folder)
+    """Whatever they raise for one tenant: its intents wait with a code, and the next tenant's are sealed."""
 
-    class Broken:
-        async def sign(self, tenant: str, keyid: str, message: bytes) -> bytes:
-            if tenant == "acme":
-                raise RuntimeError("broken")
-            return await good.sign(tenant, keyid, message)
+    async def break_down() -> None:
+        raise RuntimeError("broken")
 
-    sealer = Sealer(Outbox(database, Broken(), kinds=NO_KINDS, attempt_limit=8), database, poll_s=0.02)
-    application.leave(wanted(), wanted(tenant="zeta"))
-    assert await sealer.once() == 1
-    assert len(require_whole(other, others_key)) == 1
+    mine = wanted()
+    application.leave(mine, wanted(tenant="zeta"))
+    assert await sealer_with(database, Acmes(folder, break_down)).once() == 2
+    assert len(require_whole(*others)) == 1
     assert destination.highest() == 0
-    assert [tries for _, tries in waiting(access).values()] == [0]
+    assert waiting(access) == {mine.delivery: (SealCode.SIGNING_FAILED, 1)}
+
+
+async def test_one_tenants_fault_is_its_own(
+    sealer: Sealer,
+    application: Application,
+    access: Access,
+    destination: Destination,
+    public_key: bytes,
+    others: tuple[Destination, bytes],
+):
+    """A fault of the database that only one tenant meets keeps the next tenant's intents from nothing."""
+    mine = wanted()
+    application.leave(mine, wanted(tenant="zeta"))
+    with as_owner(access) as owner:
+        owner.execute("CREATE FUNCTION break_down() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''broken''; END'")
+        owner.execute(
+            "CREATE TRIGGER broken BEFORE INSERT ON deliveries FOR EACH ROW WHEN (NEW.tenant = 'acme')"
+            " EXECUTE FUNCTION break_down()"
+        )
+    assert await sealer.once() == 1
+    assert len(require_whole(*others)) == 1
+    assert waiting(access) == {mine.delivery: (None, 0)}
+
+
+async def test_slow_keys_hold_up_no_other_tenant(
+    database: Database,
+    application: Application,
+    access: Access,
+    destination: Destination,
+    public_key: bytes,
+    others: tuple[Destination, bytes],
+    folder: Path,
+):
+    """While one tenant's signature is waited for, the others have their turns; and it counts when it comes."""
+    came = asyncio.Event()
+
+    async def wait() -> None:
+        await came.wait()
+
+    application.leave(wanted(), wanted(tenant="zeta"))
+    turn = asyncio.create_task(sealer_with(database, Acmes(folder, wait)).once())
+    try:
+        await until_async(lambda: others[0].highest() == 1)
+        came.set()
+        assert await turn == 2
+    finally:
+        turn.cancel()
+    assert len(require_whole(destination, public_key)) == 1
+
+
+async def test_slow_keys_wedge_nothing(
+    sealer: Sealer,
+    application: Application,
+    access: Access,
+    destination: Destination,
+    public_key: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """What is signed when a turn's time is over is committed; the rest is due as it was, and gets its own turn."""
+    monkeypatch.setattr("postseal.outbound.sealer.SIGNING_S", 0.0)
+    intents = [wanted() for _ in range(3)]
+    application.leave(*intents)
+    for sealed in (1, 2, 3):
+        assert await sealer.once() == 1
+        rows = require_whole(destination, public_key)
+        assert [row.delivery for row in rows] == [one.delivery for one in intents[:sealed]]
+        assert waiting(access) == {one.delivery: (None, 0) for one in intents[sealed:]}
 
 
 async def test_it_runs_until_it_is_stopped(
@@ -292,6 +401,4 @@ def rename(access: Access, old: str, new: str) -> None:
 
 async def until_sealed(destination: Destination, count: int) -> None:
     """Return once so many are sealed."""
-    async with asyncio.timeout(DEADLINE_S):
-        while destination.highest() < count:
-            await asyncio.sleep(0.02)
+    await until_async(lambda: destination.highest() >= count)

@@ -10,7 +10,7 @@ from psycopg import errors
 from postseal.postgres import destinations
 from postseal.postgres.access import Access
 from postseal.postgres.database import Part
-from postseal.postgres.destinations import Destination, EncryptedSecret, Scheme, Target
+from postseal.postgres.destinations import Destination, EncryptedSecret, ListedSecret, TargetRow
 from postseal.postgres.transaction import Connection
 from postseal.rules.delivery import Code, Verdict
 
@@ -135,19 +135,43 @@ def test_a_switch_is_turned_once(access: Access):
 
 
 def test_address_and_bound_can_be_changed(access: Access):
-    """Of this tenant's."""
+    """Either or both, of this tenant's; what is not given stays."""
     orders = place(access)
 
-    async def work(connection: Connection, tenant: str, url: str, max_pending: int) -> None:
-        await destinations.set_url(connection, tenant, orders.stream, url)
-        await destinations.set_max_pending(connection, tenant, orders.stream, max_pending)
+    async def work(connection: Connection, tenant: str, url: str | None, max_pending: int | None) -> None:
+        await destinations.change(connection, tenant, orders.stream, url=url, max_pending=max_pending)
 
-    transact(access, lambda connection: work(connection, "acme", "https://new.example/", 5), Part.ADMIN)
-    transact(access, lambda connection: work(connection, "other", "https://evil.example/", 6), Part.ADMIN)
-    assert (found(orders).url, found(orders).max_pending) == ("https://new.example/", 5)
+    for tenant, url, max_pending, expected in (
+        ("acme", "https://new.example/", 5, ("https://new.example/", 5)),
+        ("acme", None, 6, ("https://new.example/", 6)),
+        ("acme", URL, None, (URL, 6)),
+        ("other", "https://evil.example/", 7, (URL, 6)),
+    ):
+        transact(access, lambda connection, t=tenant, u=url, m=max_pending: work(connection, t, u, m), Part.ADMIN)
+        assert (found(orders).url, found(orders).max_pending) == expected
 
 
-def add_secret(orders: Place, scheme: Scheme, encrypted: bytes) -> UUID:
+def test_what_a_retired_device_pulls_is_disabled(access: Access):
+    """In each project, and for ever; one that was disabled keeps its time. No other device's, and nothing pushed."""
+    mine = [place(access, "d1", project=project, mode="pull") for project in ("apollo", "gemini")]
+    others = [
+        place(access, "d2", mode="pull"),
+        place(access, "d1", tenant="other", mode="pull"),
+        place(access, "d1", project="mercury"),
+    ]
+    mine[1].disable()
+    before = found(mine[1]).disabled_at
+
+    async def work(connection: Connection) -> dict[str, int]:
+        return await destinations.retire_of_device(connection, "acme", "d1")
+
+    assert transact(access, work, Part.ADMIN) == {each.project: each.stream for each in mine}
+    assert [found(each).disabled_reason for each in mine] == ["retired", "retired"]
+    assert (found(mine[0]).disabled_at is None, found(mine[1]).disabled_at) == (False, before)
+    assert [found(each).disabled_reason for each in others] == [None, None, None]
+
+
+def add_secret(orders: Place, scheme: str, encrypted: bytes) -> UUID:
     """Add a secret as an administrator."""
     secret = uuid4()
 
@@ -160,10 +184,30 @@ def add_secret(orders: Place, scheme: Scheme, encrypted: bytes) -> UUID:
     return secret
 
 
-def targets(orders: Place, *streams: int) -> dict[int, Target]:
+def listed_secrets(orders: Place) -> list[ListedSecret]:
+    """What an administrator sees of the secrets, newest first."""
+    return transact(
+        orders.access,
+        lambda connection: destinations.list_secrets(connection, orders.tenant, orders.stream),
+        Part.ADMIN,
+    )
+
+
+def let_older_sign(orders: Place, newest: UUID, for_s: int) -> int:
+    """Let all secrets but the newest of its scheme sign so many seconds more; returns how many there are."""
+
+    async def work(connection: Connection) -> int:
+        return await destinations.let_older_sign_until(
+            connection, orders.tenant, orders.stream, newest=newest, for_s=for_s
+        )
+
+    return transact(orders.access, work, Part.ADMIN)
+
+
+def targets(orders: Place, *streams: int) -> dict[int, TargetRow]:
     """What a worker reads."""
 
-    async def work(connection: Connection) -> dict[int, Target]:
+    async def work(connection: Connection) -> dict[int, TargetRow]:
         return await destinations.read_targets(connection, orders.tenant, streams)
 
     return transact(orders.access, work)
@@ -173,17 +217,14 @@ def test_a_target_has_the_secrets_that_sign_now(access: Access):
     """Newest first; an older one goes on signing until its time comes, and not after."""
     orders, device = place(access), place(access, "device-01", mode="pull")
     foreign = place(access, tenant="other")
-    first = add_secret(orders, "v1", b"first")
-    other_scheme = add_secret(orders, "v1a", b"asymmetric")
+    add_secret(orders, "v1", b"first")
+    add_secret(orders, "v1a", b"asymmetric")
     second = add_secret(orders, "v1", b"second")
 
-    async def rotate(connection: Connection, newest: UUID, for_s: int) -> int:
-        return await destinations.let_older_sign_until(connection, "acme", orders.stream, newest=newest, for_s=for_s)
-
-    assert transact(access, lambda connection: rotate(connection, second, 60), Part.ADMIN) == 1
+    assert let_older_sign(orders, second, 60) == 1
     found = targets(orders, orders.stream, device.stream, foreign.stream)
     assert found == {
-        orders.stream: Target(
+        orders.stream: TargetRow(
             "acme",
             orders.stream,
             "apollo",
@@ -192,17 +233,20 @@ def test_a_target_has_the_secrets_that_sign_now(access: Access):
             URL,
             disabled=False,
             secrets=[
-                EncryptedSecret(second, "v1", b"second"),
-                EncryptedSecret(other_scheme, "v1a", b"asymmetric"),
-                EncryptedSecret(first, "v1", b"first"),
+                EncryptedSecret("v1", b"second"),
+                EncryptedSecret("v1a", b"asymmetric"),
+                EncryptedSecret("v1", b"first"),
             ],
         ),
-        device.stream: Target("acme", device.stream, "apollo", "device-01", "pull", None, disabled=False, secrets=[]),
+        device.stream: TargetRow(
+            "acme", device.stream, "apollo", "device-01", "pull", None, disabled=False, secrets=[]
+        ),
     }
     assert "second" not in repr(found)
     third = add_secret(orders, "v1", b"third")
-    assert transact(access, lambda connection: rotate(connection, third, 0), Part.ADMIN) == 2
-    assert [secret.secret for secret in targets(orders, orders.stream)[orders.stream].secrets] == [third, other_scheme]
+    assert let_older_sign(orders, third, 0) == 2
+    signing = targets(orders, orders.stream)[orders.stream].secrets
+    assert [secret.encrypted for secret in signing] == [b"third", b"asymmetric"]
     orders.disable()
     assert targets(orders, orders.stream)[orders.stream].disabled
 
@@ -210,21 +254,48 @@ def test_a_target_has_the_secrets_that_sign_now(access: Access):
 def test_a_rotation_never_lengthens(access: Access):
     """What was to sign for a minute more does not sign for an hour because a further one came."""
     orders = place(access)
-    secrets = [add_secret(orders, "v1", b"x") for _ in range(3)]
+    secrets = [add_secret(orders, "v1", b"x")]
 
-    async def work(connection: Connection) -> None:
-        for newest, for_s in ((secrets[1], 60), (secrets[2], 3600)):
-            await destinations.let_older_sign_until(connection, "acme", orders.stream, newest=newest, for_s=for_s)
-        now = moment(access)
-        third, second, first = await destinations.list_secrets(connection, "acme", orders.stream)
-        assert [third.secret, second.secret, first.secret] == secrets[::-1]
-        assert third.sign_until is None
-        assert second.sign_until is not None
-        assert first.sign_until is not None
-        assert second.sign_until - now > timedelta(seconds=3500)
-        assert first.sign_until - now < timedelta(seconds=61)
+    for for_s, older in ((60, 1), (3600, 2)):
+        secrets.append(add_secret(orders, "v1", b"x"))
+        assert let_older_sign(orders, secrets[-1], for_s) == older
+    now = moment(access)
+    third, second, first = listed_secrets(orders)
+    assert [third.secret, second.secret, first.secret] == secrets[::-1]
+    assert third.sign_until is None
+    assert second.sign_until is not None
+    assert first.sign_until is not None
+    assert second.sign_until - now > timedelta(seconds=3500)
+    assert first.sign_until - now < timedelta(seconds=61)
 
-    transact(access, work, Part.ADMIN)
+
+def test_the_newest_alone_signs_on(access: Access):
+    """Even where the clock went back, so that an older one bears a later time."""
+    orders = place(access)
+    older, newest = add_secret(orders, "v1", b"older"), add_secret(orders, "v1", b"newest")
+    later = "UPDATE destination_secrets SET created_at = created_at + interval '1 hour' WHERE encrypted = 'older'"
+    orders.as_owner(later)
+
+    assert let_older_sign(orders, newest, 60) == 1
+    assert {each.secret: each.sign_until is None for each in listed_secrets(orders)} == {older: False, newest: True}
+
+
+def test_secrets_that_sign_no_more_are_deleted(access: Access):
+    """And no others; of this destination."""
+    orders, others = place(access), place(access, "others")
+    add_secret(orders, "v1", b"ended")
+    ending, signing = (add_secret(orders, "v1", name) for name in (b"ending", b"signing"))
+    kept = add_secret(others, "v1", b"ended")
+    for name, at in (("ended", "-1 second"), ("ending", "1 hour")):
+        change = f"UPDATE destination_secrets SET sign_until = clock_timestamp() + interval '{at}'"  # noqa: S608
+        orders.as_owner(f"{change} WHERE encrypted = '{name}'")
+
+    async def delete(connection: Connection) -> None:
+        await destinations.delete_ended_secrets(connection, "acme", orders.stream)
+
+    transact(access, delete, Part.ADMIN)
+    assert {each.secret for each in listed_secrets(orders)} == {ending, signing}
+    assert [each.secret for each in listed_secrets(others)] == [kept]
 
 
 def test_an_administrator_never_reads_a_secret(access: Access):

@@ -18,9 +18,8 @@ from faults import (
 )
 from holders import own_folder, query
 
-from fleet import PEER, as_owner
+from fleet import as_owner
 from postseal.errors import Unavailable
-from postseal.inbound.inbox import Inbound
 from postseal.postgres.access import Access
 from postseal.postgres.disk import MIB, Disk, free_on
 from postseal.postgres.embedded import start_or_join
@@ -118,7 +117,7 @@ def test_disk_that_cannot_be_measured(place: Path, log: Log):
 
 @pytest.mark.anyio
 async def test_low_disk_stops_acceptance_before_any_work(place: Path, log: Log):
-    """`unavailable` to all, were it a caller without a credential; the server goes on and what was taken is there."""
+    """`unavailable` to all, before any check; the server goes on and what was taken is there."""
     if in_own_namespace(f"{__file__}::test_low_disk_stops_acceptance_before_any_work"):
         return
     with small_disk(place / "disk", 200) as mount:
@@ -126,12 +125,12 @@ async def test_low_disk_stops_acceptance_before_any_work(place: Path, log: Log):
             fill(mount, leave_mib=24)
             await log.wait_for(LOW)
             await load.more_unavailable(40)  # by now each sender has had an answer
-            before = audit_events(access)
+            before, device = audit_events(access), next(iter(load.acknowledged()))
             await load.more_unavailable(40)
             with pytest.raises(Unavailable, match="almost full"):
-                await load.service.inbox.receive(Inbound(PEER, None, b""))
+                await load.service.inbox.receive(device.inbound(b""))
             with pytest.raises(Unavailable, match="almost full"):
-                await load.service.inbox.receive_batch(Inbound(PEER, None, b""))
+                await load.service.inbox.receive_batch(device.inbound(b""))
             assert audit_events(access) == before
             load.require_all_stored()
             (mount / "filler").unlink()

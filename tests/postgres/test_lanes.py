@@ -6,11 +6,12 @@ import pytest
 from orders import Place, empty, place, settled, transact, transact_in_loop
 
 from postseal.postgres.access import Access
+from postseal.postgres.backlog import read_outbound_backlog
 from postseal.postgres.database import Part
 from postseal.postgres.destinations import Mode
 from postseal.postgres.lanes import hold, misplaced, unhold
 from postseal.postgres.transaction import Connection
-from postseal.postgres.turns import Due, due_turns
+from postseal.postgres.turns import END, LAST_STREAM, START, Due, Position, due_turns, pending_turns
 from postseal.rules.delivery import Code, Verdict
 
 
@@ -120,13 +121,58 @@ def test_nothing_is_enabled_or_disabled_while_it_is_moved(access: Access):
     assert transact(access, work)
 
 
-def due(access: Access, after: tuple[str, int] | None = None, limit: int = 100, *, lane: Mode = "push") -> list[Due]:
-    """What is due."""
+@pytest.mark.parametrize("mode", ["push", "pull"])
+def test_what_was_left_in_its_lane_is_found(access: Access, mode: Mode):
+    """Whoever disabled a destination and was cut off: another one holds its mail. One without mail is left alone."""
+    left, empty_one, enabled = (place(access, f"destination-{n}", mode=mode) for n in range(3))
+    for each in (left, enabled):
+        each.seal(2)
+    for each in (left, empty_one):
+        each.disable()
+
+    async def work(connection: Connection) -> None:
+        assert await misplaced(connection, limit=5) == [("acme", left.stream)]
+        assert await hold(connection, "acme", left.stream) == 2
+        assert await misplaced(connection, limit=5) == []
+
+    transact(access, work)
+
+
+def test_what_a_disabled_destination_keeps_back_is_not_overdue(access: Access):
+    """Also where it was not moved out of the workers' index."""
+    orders, others = place(access), place(access, "others")
+    for each in (orders, others):
+        each.seal()
+        each.as_owner("UPDATE queue SET due_at = now() - interval '1 hour' WHERE stream = %(stream)s")
+    orders.disable()
+    others.as_owner("UPDATE queue SET due_at = now() - interval '1 minute' WHERE stream = %(stream)s")
+    backlog = transact(access, read_outbound_backlog)
+    assert 60 <= backlog.overdue_s < 3000
+
+
+def walked(
+    access: Access, after: Position = START, through: Position = END, limit: int = 100, *, lane: Mode = "push"
+) -> list[Due]:
+    """The streams that have mail in the lane, with what of it is due."""
 
     async def work(connection: Connection) -> list[Due]:
-        return await due_turns(connection, lane=lane, after=after, limit=limit)
+        return await due_turns(connection, lane=lane, after=after, through=through, limit=limit)
 
     return transact(access, work)
+
+
+def due(access: Access, *, lane: Mode = "push") -> list[Due]:
+    """What is due."""
+    return [each for each in walked(access, lane=lane) if each.fresh_due or each.retries_due]
+
+
+def pending(access: Access, after: Position = START, through: Position = END, *, lane: Mode = "push") -> list[int]:
+    """The streams that have mail pending."""
+
+    async def work(connection: Connection) -> list[Due]:
+        return await pending_turns(connection, lane=lane, after=after, through=through, limit=100)
+
+    return [each.stream for each in transact(access, work) if each.fresh_due or each.retries_due]
 
 
 def test_streams_with_something_due_are_found(access: Access):
@@ -161,8 +207,37 @@ def test_streams_are_found_in_pages(access: Access):
         each.seal(2)
     expected = sorted((each.tenant, each.stream) for each in places)
     pages: list[tuple[str, int]] = []
-    after = None
-    while page := due(access, after, 2):
+    after = START
+    while page := walked(access, after, limit=2):
         pages += [(each.tenant, each.stream) for each in page]
         after = pages[-1]
     assert pages == expected
+
+
+def test_streams_are_found_within_bounds(access: Access):
+    """Of one tenant alone, behind where the last page ended; and as many as are asked for, due or not."""
+    places = [place(access, f"destination-{n}", tenant=f"tenant-{n % 2}") for n in range(6)]
+    for each in places:
+        each.seal()
+    mine = sorted(each.stream for each in places if each.tenant == "tenant-0")
+    bounds = ("tenant-0", mine[0]), ("tenant-0", LAST_STREAM)
+    assert [each.stream for each in walked(access, *bounds)] == mine[1:]
+    assert pending(access, *bounds) == mine[1:]
+    for each in places[:4]:
+        each.disable()
+    assert [(each.fresh_due, each.retries_due) for each in walked(access, limit=1)] == [(False, False)]
+
+
+def test_what_is_pending_is_told_without_the_queue(access: Access):
+    """Waiting for a retry or out, until it is settled; not of a disabled destination, and not of another lane."""
+    names = ["fresh", "later", "out", "delivered", "disabled", "empty"]
+    places = {name: place(access, name) for name in names}
+    device = place(access, "device-01", mode="pull")
+    for each in [*(places[name] for name in names[:-1]), device]:
+        each.seal()
+    places["later"].settle(settled(places["later"].lease(), Verdict.RETRY, Code.STATUS_5XX, delay_s=60))
+    places["out"].lease()
+    places["delivered"].settle(settled(places["delivered"].lease(), Verdict.DELIVERED))
+    places["disabled"].disable()
+    assert pending(access) == [places[name].stream for name in ("fresh", "later", "out")]
+    assert pending(access, lane="pull") == [device.stream]

@@ -12,7 +12,16 @@ from postseal.postgres.access import Access
 from postseal.postgres.database import Part
 from postseal.postgres.dead_letters import redrive_one
 from postseal.postgres.intents import drop_intents, take_intents
-from postseal.postgres.mail import Cancelled, FailedAttempt, ShownDelivery, ShownIntent, cancel, show, show_intent
+from postseal.postgres.mail import (
+    Cancelled,
+    FailedAttempt,
+    ShownDelivery,
+    ShownIntent,
+    cancel,
+    list_intents,
+    show,
+    show_intent,
+)
 from postseal.postgres.transaction import Connection
 from postseal.rules.delivery import Code, State, Verdict
 
@@ -146,9 +155,9 @@ def leave(access: Access, **columns: str) -> UUID:
     delivery = uuid4()
     with as_owner(access) as owner:
         owner.execute(
-            "INSERT INTO intents (tenant, delivery, project, destination, idempotency_key, data, code) "
-            "VALUES ('acme', %s, 'apollo', 'orders', 'key:0001', '{}', %s)",
-            [delivery, columns.get("code")],
+            "INSERT INTO intents (tenant, delivery, project, destination, idempotency_key, data, code, due_at) "
+            "VALUES ('acme', %s, %s, 'orders', 'key:0001', '{}', %s, %s)",
+            [delivery, columns.get("project", "apollo"), columns.get("code"), columns.get("due_at", "now")],
         )
     return delivery
 
@@ -173,6 +182,26 @@ def test_an_intent_tells_why_it_waits(access: Access, part: Part):
         0,
         "destination_full",
     )
+
+
+def test_intents_are_listed(access: Access):
+    """Of one project, oldest first, all or those of a code; one that is given up has no time at which it is due."""
+    place(access)
+    first, second = leave(access), leave(access, code="expired", due_at="infinity")
+    leave(access, project="gemini", code="expired")
+
+    async def work(connection: Connection) -> None:
+        found = await list_intents(connection, "acme", "apollo", code=None, limit=2)
+        assert [(each.delivery, each.code, each.due_at is None) for each in found] == [
+            (first, None, False),
+            (second, "expired", True),
+        ]
+        assert await list_intents(connection, "acme", "apollo", code="expired", limit=2) == found[1:]
+        assert await list_intents(connection, "acme", "apollo", code=None, limit=1) == found[:1]
+        assert await list_intents(connection, "other", "apollo", code=None, limit=2) == []
+        assert await show_intent(connection, "acme", second) == found[1]
+
+    transact(access, work, Part.ADMIN)
 
 
 @pytest.mark.parametrize("part", ROLES)
@@ -222,10 +251,11 @@ def test_nothing_else_is_cancelled(access: Access):
 
 
 @pytest.mark.parametrize("part", ROLES)
-def test_an_intent_is_cancelled(access: Access, part: Part):
+@pytest.mark.parametrize("due_at", ["now", "infinity"], ids=["due", "given up"])
+def test_an_intent_is_cancelled(access: Access, part: Part, due_at: str):
     """It is never sealed; a second time there is nothing."""
     orders = place(access)
-    intent = leave(access)
+    intent = leave(access, due_at=due_at)
     assert cancelled(orders, intent, part=part) is Cancelled.INTENT_CANCELLED
     assert cancelled(orders, intent, part=part) is Cancelled.UNKNOWN
 

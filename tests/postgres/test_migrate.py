@@ -1,7 +1,11 @@
 """Migrations: forward only, one at a time, again without harm, and never against a newer schema."""
 
+import os
 import re
+import shutil
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +36,7 @@ from postseal.postgres.migrate import (
 )
 
 LATEST = migrations()[-1].version
+COMMAND_S = 60
 
 
 @pytest.fixture
@@ -81,12 +86,20 @@ def test_an_empty_database_becomes_a_working_one(empty: Access):
             assert connection.execute("SELECT current_user").fetchone() == (f"{empty.prefix}_{part}",)
 
 
+def written(access: Access) -> list[object]:
+    """What is another after each time that it was written: the password file, and the grants on the database."""
+    found = access.passfile.stat()
+    with as_owner(access) as owner:
+        row = owner.execute("SELECT xmin::text FROM pg_database WHERE datname = current_database()").fetchone()
+    return [found.st_ino, found.st_mtime_ns, row]
+
+
 def test_migrating_again_changes_nothing(empty: Access):
-    """Neither the schema nor a password."""
+    """Neither the schema nor a password; it does not even write them, for which a full disk has no room."""
     empty.migrate()
-    passwords = read_passwords(empty.passfile)
+    before = written(empty)
     assert empty.migrate() == []
-    assert read_passwords(empty.passfile) == passwords
+    assert written(empty) == before
     empty.check()
 
 
@@ -133,14 +146,88 @@ def test_the_password_file_is_for_its_owner_alone(empty: Access):
     assert [file.name for file in empty.passfile.parent.iterdir()] == [empty.passfile.name]
 
 
+def test_roles_that_may_be_in_use_elsewhere_are_left_alone(empty: Access):
+    """Without their passwords migrate refuses and says what to do; with a copy of the file it goes on."""
+    empty.migrate()
+    elsewhere = replace(empty, passfile=empty.passfile.with_name("elsewhere.pgpass"))
+    with pytest.raises(StartupError, match=r"copy the roles file [^\n]*role_prefix[^\n]* --new-passwords"):
+        elsewhere.migrate()
+    assert not elsewhere.passfile.exists()
+    empty.check()
+    shutil.copy(empty.passfile, elsewhere.passfile)
+    assert elsewhere.migrate() == []
+    elsewhere.check()
+    empty.check()
+
+
+def test_new_passwords_end_the_old_ones(empty: Access):
+    """All of the service's roles get one; what the file holds of other roles stays."""
+    empty.migrate()
+    old = replace(empty, passfile=empty.passfile.with_name("old.pgpass"))
+    shutil.copy(empty.passfile, old.passfile)
+    with empty.passfile.open("a") as file:
+        file.write("*:*:*:another_admin:made-up\n")
+    assert empty.migrate(new_passwords=True) == []
+    empty.check()
+    with pytest.raises(StartupError, match="password authentication failed"):
+        old.check()
+    passwords, before = read_passwords(empty.passfile), read_passwords(old.passfile)
+    assert passwords.pop("another_admin") == "made-up"
+    assert passwords.keys() == before.keys()
+    assert not set(passwords.values()) & set(before.values())
+
+
 def test_a_lost_password_file_is_made_anew(empty: Access):
-    """The roles get new passwords, since nobody knows the old ones."""
+    """With new passwords, since nobody knows the old ones."""
     empty.migrate()
     empty.passfile.unlink()
     with pytest.raises(StartupError, match="postseal migrate"):
         empty.check()
-    empty.migrate()
+    empty.migrate(new_passwords=True)
     empty.check()
+
+
+@pytest.mark.parametrize(
+    ("place", "why"), [("none/roles.pgpass", "write .*: No such file or directory"), ("", "read .*: Is a directory")]
+)
+def test_a_password_file_that_cannot_be_used_leaves_no_roles(empty: Access, tmp_path: Path, place: str, why: str):
+    """One line tells why, and the next migration has nothing to mend."""
+    with pytest.raises(StartupError, match=rf"\Acannot {why}\Z"):
+        replace(empty, passfile=tmp_path / place).migrate()
+    assert len(empty.migrate()) == LATEST
+    empty.check()
+
+
+def migrated(access: Access, *options: str) -> subprocess.CompletedProcess[str]:
+    """The command, run where the roles file of `access` is all that there may be."""
+    environment = {
+        "POSTSEAL_DATABASE_URL": access.owner,
+        "POSTSEAL_ROLE_PREFIX": access.prefix,
+        "POSTSEAL_ROLES_FILE": str(access.passfile),
+        "POSTSEAL_DATA_DIR": str(access.passfile.parent),
+    }
+    return subprocess.run(
+        [Path(sys.executable).with_name("postseal"), "migrate", *options],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S,
+        check=False,
+    )
+
+
+def test_a_second_machine_has_to_say_that_it_takes_over(empty: Access, tmp_path: Path):
+    """The command is refused in one line and makes no deployment key of its own; with --new-passwords it goes on."""
+    empty.migrate()
+    second = replace(empty, passfile=tmp_path / "second" / "roles.pgpass")
+    refused = migrated(second)
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (1, "", 1)
+    assert list(second.passfile.parent.iterdir()) == []
+    assert migrated(second, "--new-passwords").returncode == 0
+    assert {file.name for file in second.passfile.parent.iterdir()} == {"roles.pgpass", "deployment.key"}
+    second.check()
+    with pytest.raises(StartupError, match="password authentication failed"):
+        empty.check()
 
 
 def test_a_newer_schema_is_refused(access: Access):

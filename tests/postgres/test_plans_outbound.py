@@ -6,7 +6,7 @@ tenant or of many.
 """
 
 import re
-from typing import Any
+from typing import Any, LiteralString
 
 import pytest
 from orders import Place, place
@@ -17,12 +17,14 @@ from postseal.postgres.access import Access
 from postseal.postgres.dead_letters import COUNT, PAGE, REDRIVE_ONE, REDRIVE_SOME
 from postseal.postgres.deliveries import CLAIM
 from postseal.postgres.ingest import SET_BOUNDS_AND_PLANS
-from postseal.postgres.intents import DROP_INTENTS, REFUSE_INTENTS, TAKE_INTENTS, TENANTS_WITH_INTENTS
+from postseal.postgres.intents import DROP_INTENTS, REFUSE_INTENTS, TAKE_INTENT, TAKE_INTENTS, TENANTS_WITH_INTENTS
 from postseal.postgres.lanes import HOLD, MISPLACED, UNHOLD
 from postseal.postgres.mail import CANCEL, SHOW
-from postseal.postgres.sealing import FIND_SEALED, INSERT_SEALED, LOCK_DESTINATIONS, READ_SETTLED
-from postseal.postgres.settles import DISABLE_GONE, LOCK_GONE, RENEW, SETTLE, SETTLE_ENDED
-from postseal.postgres.turns import DUE_TURNS
+from postseal.postgres.sealed import FIND_SEALED
+from postseal.postgres.sealing import INSERT_SEALED, LOCK_DESTINATIONS, READ_SETTLED
+from postseal.postgres.settles import LOCK_GONE, READ_FENCES, RENEW, SETTLE, SETTLE_ENDED, SETTLE_GONE
+from postseal.postgres.transaction import SET_BOUNDS
+from postseal.postgres.turns import DUE_TURNS, PENDING_TURNS, SET_WALK
 
 FILL = """
 INSERT INTO tenants SELECT 'tenant-' || n FROM generate_series(1, {tenants}) AS n;
@@ -68,7 +70,7 @@ def database(request: pytest.FixtureRequest, shared_access: Access) -> Access:
     return shared_access
 
 
-def planned(access: Access, statement: str) -> Plan:
+def planned(access: Access, statement: str, settings: LiteralString = SET_BOUNDS_AND_PLANS) -> Plan:
     """The generic plan of a statement with psycopg's named parameters."""
     names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", statement)))
     for number, name in enumerate(names, start=1):
@@ -76,7 +78,7 @@ def planned(access: Access, statement: str) -> Plan:
     nothing = f"({', '.join('NULL' for _ in names)})" if names else ""
     plan = Plan()
     with as_owner(access) as owner, owner.transaction():
-        owner.execute(SET_BOUNDS_AND_PLANS)
+        owner.execute(settings)
         owner.execute(f"PREPARE hot AS {statement}".encode())
         row = owner.execute(f"EXPLAIN (FORMAT JSON) EXECUTE hot {nothing}".encode()).fetchone()
         owner.execute("DEALLOCATE hot")
@@ -116,7 +118,8 @@ PROBES: list[tuple[str, str, list[tuple[str, set[str]]]]] = [
     ("settle", SETTLE, [QUEUE, QUEUE, QUEUE, DESTINATION, HEALTH, HEALTH]),
     ("settle ended", SETTLE_ENDED, [QUEUE, DESTINATION, HEALTH, HEALTH]),
     ("lock gone", LOCK_GONE, [QUEUE, DESTINATION]),
-    ("disable gone", DISABLE_GONE, [QUEUE, DESTINATION]),
+    ("settle gone", SETTLE_GONE, [QUEUE, QUEUE, QUEUE, DESTINATION, DESTINATION, HEALTH, HEALTH]),
+    ("read fences", READ_FENCES, [QUEUE]),
     ("renew", RENEW, [QUEUE, QUEUE]),
     ("due", DUE_TURNS["push"], [("queue_push", NEXT_STREAM)] * 2 + [DESTINATION] + [in_lane("push")] * 3),
     ("due pull", DUE_TURNS["pull"], [("queue_pull", NEXT_STREAM)] * 2 + [DESTINATION] + [in_lane("pull")] * 3),
@@ -134,12 +137,24 @@ PROBES: list[tuple[str, str, list[tuple[str, set[str]]]]] = [
         ],
     ),
     ("insert sealed", INSERT_SEALED, [DESTINATION]),
-    ("take intents", TAKE_INTENTS, [("intents_due", {"tenant", "due_at"})]),
+    ("take intents", TAKE_INTENTS, [("intents_fresh", {"tenant", "due_at"}), ("intents_again", {"tenant", "due_at"})]),
+    ("take intent", TAKE_INTENT, [INTENT]),
     ("drop intents", DROP_INTENTS, [INTENT]),
     ("refuse intents", REFUSE_INTENTS, [INTENT]),
     ("hold", HOLD["push"], [("queue_push", NEXT_STREAM), QUEUE, QUEUE]),
     ("unhold", UNHOLD, [("queue_held", NEXT_STREAM), QUEUE, QUEUE]),
-    ("misplaced", MISPLACED, [("queue_held", set()), ("queue_held", NEXT_STREAM), DESTINATION]),
+    (
+        "misplaced",
+        MISPLACED,
+        [
+            ("queue_held", set()),
+            ("queue_held", NEXT_STREAM),
+            DESTINATION,
+            ("destinations_disabled", set()),
+            ("queue_push", NEXT_STREAM),
+            ("queue_pull", NEXT_STREAM),
+        ],
+    ),
     ("page", PAGE[False], [DEAD, DELIVERY, DESTINATION]),
     ("page of one", PAGE[True], [NAME, DEAD_OF_ONE, DELIVERY, DESTINATION]),
     ("count", COUNT[False], [DEAD]),
@@ -186,11 +201,20 @@ def test_statements_probe_their_indexes(database: Access):
 
 
 def test_tenants_are_found_by_leaps(database: Access):
-    """Either index of the intents begins with the tenant; the rest of the plan is the same."""
+    """From one to the next, and of each the first that is due, of either kind."""
     plan = planned(database, TENANTS_WITH_INTENTS)
-    *leaps, due = [(node["Index Name"], columns_of(node["Index Cond"])) for node in plan.nodes if "Index Name" in node]
-    assert [columns for _, columns in leaps] == [{"tenant"}] * 2
-    assert due == ("intents_due", {"tenant", "due_at"})
+    probes = [(node["Index Name"], columns_of(node["Index Cond"])) for node in plan.nodes if "Index Name" in node]
+    due = {"tenant", "due_at"}
+    leap = ("intents_pkey", {"tenant"})
+    assert in_order(probes) == in_order([leap, leap, ("intents_fresh", due), ("intents_again", due)])
+
+
+def test_pending_mail_is_found_by_a_walk(database: Access):
+    """From one place on, and no further than was asked for: nothing is sorted."""
+    plan = planned(database, PENDING_TURNS, f"{SET_BOUNDS}, {SET_WALK}")
+    probes = [(node["Index Name"], columns_of(node["Index Cond"])) for node in plan.nodes if "Index Name" in node]
+    assert probes == [DESTINATION, HEALTH]
+    assert not {kind for kind in plan.types if "Sort" in kind}
 
 
 def test_locks_are_taken_in_order(database: Access):
@@ -198,6 +222,7 @@ def test_locks_are_taken_in_order(database: Access):
     for statement, order in (
         (SETTLE, ["stream", "sequence"]),
         (SETTLE, ["stream"]),
+        (SETTLE_GONE, ["stream", "sequence"]),
         (RENEW, ["stream", "sequence"]),
         (HOLD["push"], ["sequence"]),
         (UNHOLD, ["sequence"]),

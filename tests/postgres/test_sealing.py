@@ -23,19 +23,15 @@ from fleet import as_owner
 from postseal.errors import Unavailable
 from postseal.postgres.access import Access
 from postseal.postgres.mail import cancel
+from postseal.postgres.sealed import Found, SealedNames, find_sealed
 from postseal.postgres.sealing import (
-    Found,
     Locked,
     LockedDestination,
-    SealedNames,
     SealedRow,
-    SigningKey,
-    active_signing_key,
-    find_sealed,
     insert_sealed,
     lock_destinations,
-    usable_signing_keys,
 )
+from postseal.postgres.signing_keys import SigningKey, find_active, list_signing
 from postseal.postgres.transaction import Connection
 from postseal.rules.delivery import Code, State, Verdict
 
@@ -222,6 +218,9 @@ def test_what_was_sealed_is_found_by_each_of_its_names(access: Access):
     }
     assert {name: before.sequence for name, before in found.by_event.items()} == {(orders.stream, second.event_id): 2}
     assert {name: before.sequence for name, before in found.by_delivery.items()} == {third.delivery: 3}
+    nameless = names_of(second, event_id=None, delivery=third.delivery)
+    assert look_up(orders, nameless, names_of(second, event_id=second.event_id)).by_event == found.by_event
+    assert look_up(orders, nameless).by_event == {}
     before = found.by_delivery[third.delivery]
     assert (before.content_hash, before.event_identity) == (third.content_hash, third.event_identity)
     assert look_up(
@@ -249,12 +248,12 @@ def test_what_was_sealed_is_told_in_the_state_in_which_it_is(access: Access):
     orders.lease()
     one(State.EXPIRED, expires_at_ms=int(moment(access, -1).timestamp() * 1000))
     one(State.PENDING)
-    found = look_up(orders, *(SealedNames(orders.stream, "key:nothing", uuid4(), delivery) for delivery in states))
+    found = look_up(orders, *(SealedNames(orders.stream, "key:nothing", delivery) for delivery in states))
     assert {delivery: before.state for delivery, before in found.by_delivery.items()} == states
 
 
 def test_one_key_signs_and_retiring_ones_are_still_taken(access: Access):
-    """A tenant without a key has none of either."""
+    """A tenant without a key has none of either; who locks destinations is told which signs now."""
     place(access)
     with as_owner(access) as owner:
         for number, state in enumerate(["active", "retiring", "verify-only", "revoked", "removed"]):
@@ -266,13 +265,16 @@ def test_one_key_signs_and_retiring_ones_are_still_taken(access: Access):
             owner.execute(
                 "INSERT INTO signing_keys (tenant, keyid, public_key) VALUES ('acme', %s, %s)", ["9" * 43, b"9" * 32]
             )
-    active = SigningKey("0" * 43, b"\0" * 32)
 
     async def work(connection: Connection) -> None:
-        assert await active_signing_key(connection, "acme") == active
-        assert await active_signing_key(connection, "other") is None
-        usable = await usable_signing_keys(connection, "acme")
-        assert sorted(usable, key=lambda key: key.keyid) == [active, SigningKey("1" * 43, b"\1" * 32)]
+        active = await find_active(connection, "acme")
+        assert isinstance(active, SigningKey)
+        assert (active.keyid, active.public_key, active.state) == ("0" * 43, b"\0" * 32, "active")
+        assert (await lock_destinations(connection, "acme", [("apollo", "orders")])).signing_key == active
+        assert await find_active(connection, "other") is None
+        assert (await lock_destinations(connection, "other", [])).signing_key is None
+        assert [key.keyid for key in await list_signing(connection, "acme")] == ["0" * 43, "1" * 43]
+        assert await list_signing(connection, "other") == []
 
     transact(access, work)
 

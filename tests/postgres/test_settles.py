@@ -6,16 +6,17 @@ from uuid import uuid4
 
 import msgspec
 import pytest
-from orders import Place, delivered, empty, moment, place, require_whole, settled, transact
+from orders import Place, delivered, empty, moment, place, require_whole, settled, transact, transact_in_loop
 from psycopg import errors
 
 from fleet import as_owner
 from postseal.postgres.access import Access
 from postseal.postgres.database import Database, Part
-from postseal.postgres.deliveries import Lease
-from postseal.postgres.settles import Settle, renew, settle_for_certain
+from postseal.postgres.deliveries import Lease, Wanted, claim
+from postseal.postgres.settles import Fence, Settle, read_fences, renew, settle, settle_for_certain
 from postseal.postgres.transaction import Connection
 from postseal.rules.delivery import Code, Verdict
+from until import until_async, waits_for_lock
 
 
 @pytest.fixture
@@ -223,14 +224,14 @@ def test_health_tells_how_a_destination_fares(access: Access):
     orders.seal(5)
     leases = orders.claim().leases
     seen = [orders.rows(HEALTH, "destination_health", "stream")]
-    for settle in (
+    for each in (
         settled(leases[0], Verdict.RELEASE),
         settled(leases[1], Verdict.RETRY, Code.CONNECT_FAILED),
         settled(leases[2], Verdict.DEAD, Code.STATUS_4XX),
         settled(leases[3], Verdict.DELIVERED),
         settled(leases[4], Verdict.RETRY, Code.DNS_FAILED),
     ):
-        orders.settle(settle)
+        orders.settle(each)
         seen.append(orders.rows(HEALTH, "destination_health", "stream"))
     assert [row for [row] in seen] == [
         (0, False, False, None, False),
@@ -266,6 +267,70 @@ def test_a_destination_that_is_gone_is_disabled(access: Access, verdict: Verdict
         columns = "disabled_at IS NOT NULL, disabled_reason"
         assert each.rows(columns, "destinations", "stream") == [(True, reason)]
     assert orders.claim().leases == []
+
+
+def disabled_acts(access: Access) -> list[tuple[object, ...]]:
+    """What the trail tells of destinations that were disabled."""
+    with as_owner(access) as owner:
+        return owner.execute(
+            "SELECT tenant, project, account, outcome, detail FROM audit_events WHERE action = 'destination.disable'"
+        ).fetchall()
+
+
+def test_a_destination_that_is_gone_is_in_the_trail(access: Access):
+    """Once, with the settlement that says so; not where it was disabled before, and not where that is fenced."""
+    orders, others = place(access), place(access, "others")
+    for each in (orders, others):
+        each.seal(2)
+    said = [settled(lease, Verdict.RETRY, Code.GONE, gone=True) for lease in orders.claim().leases]
+    stale = settled(others.lease(fresh=1), Verdict.RETRY, Code.GONE, gone=True)
+    orders.settle(msgspec.structs.replace(stale, token=uuid4()), *said)
+    orders.settle(*said)
+    detail = {"destination": "orders", "reason": "gone"}
+    assert disabled_acts(access) == [("acme", "apollo", "controlplane", "done", detail)]
+    others.disable()
+    others.settle(stale)
+    assert len(disabled_acts(access)) == 1
+
+
+def test_a_lease_that_is_lost_in_the_same_moment_disables_nothing(access: Access):
+    """Its settlement waits for whoever claims the delivery just then, and is fenced."""
+    orders = place(access)
+    orders.seal()
+    said = settled(orders.lease(), Verdict.RETRY, Code.GONE, gone=True)
+    orders.end_leases()
+
+    async def settle_gone() -> set[tuple[int, int]]:
+        return await transact_in_loop(access, lambda connection: settle(connection, "acme", [said]))
+
+    async def claim_meanwhile(connection: Connection) -> asyncio.Task[set[tuple[int, int]]]:
+        claimed = await claim(connection, "acme", [Wanted(orders.stream, 0, 1)], lane="push", lease_s=60)
+        assert [lease.attempt for lease in claimed.leases] == [2]
+        settling = asyncio.create_task(settle_gone())
+        await until_async(lambda: waits_for_lock(access))
+        return settling
+
+    async def main() -> set[tuple[int, int]]:
+        return await (await transact_in_loop(access, claim_meanwhile))
+
+    assert asyncio.run(main()) == {(orders.stream, 1)}
+    assert orders.rows("disabled_at", "destinations", "stream") == [(None,)]
+    assert disabled_acts(access) == []
+
+
+def test_fences_are_those_of_what_is_out(access: Access):
+    """With the limit that a release has raised; what waits or has ended has none."""
+    orders = place(access)
+    orders.seal(3)
+    orders.settle(settled(orders.lease(fresh=1), Verdict.RELEASE))
+    lease = orders.lease(fresh=1)
+
+    async def work(connection: Connection) -> dict[tuple[int, int], Fence]:
+        return await read_fences(connection, "acme", [(orders.stream, sequence) for sequence in range(5)])
+
+    fences = transact(access, work)
+    assert fences == {(orders.stream, lease.sequence): Fence(lease.attempt, lease.token, lease.attempt_limit)}
+    assert lease.token.hex not in repr(fences)
 
 
 def test_one_exchange_settles_and_commits(access: Access):

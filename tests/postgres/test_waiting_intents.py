@@ -12,9 +12,11 @@ from psycopg import errors
 from fleet import as_owner
 from postseal.postgres.access import Access
 from postseal.postgres.intents import (
+    RefusedIntent,
     WaitingIntent,
     drop_intents,
     refuse_intents,
+    take_intent,
     take_intents,
     tenants_with_intents,
 )
@@ -156,8 +158,7 @@ def test_a_refused_intent_waits_with_its_code(access: Access, application: str):
     waits: list[timedelta] = []
 
     async def refuse(connection: Connection) -> None:
-        await take_intents(connection, "acme", limit=1)
-        await refuse_intents(connection, "acme", [(delivery, SealCode.DESTINATION_FULL)])
+        await refuse_intents(connection, "acme", [RefusedIntent(delivery, SealCode.DESTINATION_FULL, given_up=False)])
 
     for tries in range(1, 10):
         transact(access, refuse)
@@ -171,6 +172,59 @@ def test_a_refused_intent_waits_with_its_code(access: Access, application: str):
     seconds = [wait.total_seconds() for wait in waits]
     expected = [min(5 * 2**n, 300) for n in range(9)]
     assert all(wait - 2 < second <= wait for second, wait in zip(seconds, expected, strict=True))
+
+
+def test_an_intent_that_is_given_up_is_never_taken_again(access: Access, application: str):
+    """It stays with its code, and its tenant has nothing due."""
+    delivery = uuid4()
+    leave(application, delivery)
+
+    async def give_up(connection: Connection) -> list[str]:
+        await refuse_intents(connection, "acme", [RefusedIntent(delivery, SealCode.EXPIRED, given_up=True)])
+        assert await take_intent(connection, "acme", delivery) is None
+        return await tenants_with_intents(connection, after="", limit=3)
+
+    assert transact(access, give_up) == []
+    assert take(access) == []
+    with as_owner(access) as owner:
+        assert owner.execute("SELECT due_at::text, tries, code FROM intents").fetchall() == [("infinity", 1, "expired")]
+
+
+def test_what_was_refused_keeps_no_new_one_waiting(access: Access, application: str):
+    """However many are due again, and longer: half of what is taken was never tried."""
+    fresh = [uuid4() for _ in range(4)]
+    with as_owner(access) as owner:
+        owner.execute(
+            "INSERT INTO intents (tenant, project, destination, idempotency_key, data, tries, due_at) "
+            "SELECT 'acme', 'apollo', 'orders', 'key:0001', '{}', 1, now() - interval '1 hour' "
+            "FROM generate_series(1, 10)"
+        )
+    assert [intent.tries for intent in take(access, limit=6)] == [1, 1, 1]
+    leave(application, *fresh)
+    taken = take(access, limit=6)
+    assert [intent.tries for intent in taken] == [1, 1, 1, 0, 0, 0]
+    assert [intent.delivery for intent in taken[3:]] == fresh[:3]
+    assert [intent.tries for intent in take(access, limit=100)] == [1] * 10 + [0] * 4
+
+
+def test_one_intent_is_taken_by_its_id(access: Access, application: str):
+    """If it is due, of this tenant, and nobody else has it."""
+    delivery, other = uuid4(), uuid4()
+    leave(application, delivery, other)
+
+    async def outer(connection: Connection) -> WaitingIntent | None:
+        assert await take_intent(connection, "other", delivery) is None
+
+        async def inner(connection: Connection) -> WaitingIntent | None:
+            return await take_intent(connection, "acme", delivery)
+
+        mine = await take_intent(connection, "acme", delivery)
+        assert await transact_in_loop(access, inner) is None
+        return mine
+
+    found = transact(access, outer)
+    assert found is not None
+    assert found.delivery == delivery
 
 
 def test_sealed_intents_are_dropped(access: Access, application: str):
@@ -191,9 +245,9 @@ def test_tenants_with_due_intents_are_found_in_pages(access: Access):
     """By name, behind a name; those alone of which something is due."""
     with as_owner(access) as owner:
         owner.execute(
-            "INSERT INTO intents (tenant, project, destination, idempotency_key, data, due_at) "
-            "SELECT 'tenant-' || t, 'apollo', 'orders', 'key:0001', '{}', "
-            "       clock_timestamp() + CASE WHEN t = 3 THEN interval '1 hour' ELSE interval '0' END "
+            "INSERT INTO intents (tenant, project, destination, idempotency_key, data, tries, due_at) "
+            "SELECT 'tenant-' || t, 'apollo', 'orders', 'key:0001', '{}', t % 2, "
+            "       CASE WHEN t = 3 THEN 'infinity' ELSE clock_timestamp() END "
             "FROM generate_series(1, 5) AS t, generate_series(1, 3) AS n"
         )
 

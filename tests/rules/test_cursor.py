@@ -42,6 +42,8 @@ def test_a_cursor_agrees_with_a_set(steps: list[tuple[str, int]]):
             assert cursor.retains(sequence) == (sequence in retained)
         missing = [n for first, last in cursor.holes() for n in range(first, last + 1)]
         assert missing == [n for n in range(contiguous + 1, highest) if n not in retained]
+        assert cursor.hole_count == len(cursor.holes())
+        assert cursor.holes(2) == cursor.holes()[:2]
 
 
 @given(st.sets(SEQUENCES))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postseal.rules.delivery import Attempted, Backoff, Code, Decision, Verdict, decide
+from postseal.rules.delivery import Attempted, Backoff, Code, Decision, SealCode, Verdict, decide, gives_up
 
 BACKOFF = Backoff(base_s=5, factor=2, cap_s=3600, jitter=0.2)
 RETRIED = [code for code in Code if code is not Code.REJECTED]
@@ -36,6 +36,14 @@ def test_every_failure_but_a_rejection_is_tried_again_up_to_the_limit(code: Code
 def test_a_rejection_is_final():
     """The device said that it never wants it."""
     assert after(Attempted(Code.REJECTED)) == Decision(Verdict.DEAD, Code.REJECTED)
+
+
+@given(st.integers(1, 1000), st.integers(1, 100), randoms)
+def test_what_was_not_sent_for_a_reason_of_ours_costs_no_attempt(attempt: int, attempt_limit: int, random: float):
+    """It is given back with its code, and waits as after a failure; also when no attempt is left."""
+    for code in (Code.SECRET_UNUSABLE, Code.SENDER_FAILED):
+        decision = after(Attempted(code, ours=True), attempt=attempt, attempt_limit=attempt_limit, random=random)
+        assert decision == Decision(Verdict.RELEASE, code, BACKOFF.delay_s(attempt, random))
 
 
 def test_waits_double_up_to_the_cap():
@@ -68,3 +76,10 @@ def test_retry_after_lengthens_within_the_cap_and_never_shortens(
     assert decision.verdict is Verdict.RETRY
     assert own_s <= decision.delay_s <= BACKOFF.cap_s
     assert math.isclose(decision.delay_s, max(own_s, min(retry_after_s or 0, BACKOFF.cap_s)))
+
+
+@pytest.mark.parametrize("code", SealCode)
+def test_an_intent_is_given_up_where_waiting_cannot_help(code: SealCode):
+    """What has expired or is another's key at once, what is not valid after ten tries, all others never."""
+    tries = next((tries for tries in range(1, 1_000) if gives_up(code, tries)), None)
+    assert tries == {"expired": 1, "idempotency_conflict": 1, "payload_invalid": 10}.get(code)

@@ -8,11 +8,12 @@ import pytest
 from msgspec import structs
 
 from postseal.outcomes import Outcome, Reason
-from postseal.rules.stream import NOTHING_RETAINED, Cursor, Judgement, KeyState, Matches, judge
+from postseal.rules.stream import Cursor, Judgement, KeyState, Matches, judge
 
 WINDOW = 8
 EVENT, OTHER_EVENT = b"e" * 16, b"o" * 16
 IDENTITY, OTHER_IDENTITY = b"i" * 32, b"x" * 32
+NOTHING_RETAINED = Matches(None, None)
 
 
 STANDING = Cursor(floor=2, contiguous=4, highest=7, above=0b100)

@@ -46,6 +46,17 @@ def test_a_secret_opens_in_its_own_row_alone() -> None:
             key.open(tenant, stream, scheme, text)
 
 
+def test_what_opens_is_opened() -> None:
+    """After a new key file the secrets made since sign, and those from before are left out; where none opens: none."""
+    lost, other = DeploymentKey(bytes(32)), make_secret(Scheme.V1A)
+    old = ("v1", lost.encrypt("acme", 7, SHARED))
+    new = [(secret.scheme.value, KEY.encrypt("acme", 7, secret)) for secret in (other, SHARED)]
+    assert KEY.open_all("acme", 7, [new[0], old, new[1]]) == [other, SHARED]
+    assert KEY.open_all("acme", 7, []) == []
+    with pytest.raises(SecretUnusable):
+        KEY.open_all("acme", 7, [old])
+
+
 def test_the_key_is_shown_nowhere() -> None:
     """Its repr has nothing of it."""
     assert repr(KEY) == "DeploymentKey(…)"
@@ -85,7 +96,9 @@ def test_a_key_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
     file.write_bytes(bytes(32))
     for mode in (0o640, 0o604, 0o620, 0o602, 0o610, 0o601):
         file.chmod(mode)
-        with pytest.raises(StartupError, match=r"\Athe deployment key file [^\n]* is not used: others may read it[^\n]*\Z"):
+        with pytest.raises(
+            StartupError, match=r"\Athe deployment key file [^\n]* is not used: others may read it[^\n]*\Z"
+        ):
             load_deployment_key(file, make=True)
     file.chmod(0o400)
     load_deployment_key(file, make=True)

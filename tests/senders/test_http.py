@@ -6,8 +6,11 @@ import errno
 import gzip
 import logging
 import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from email.utils import formatdate
 from ipaddress import ip_network
 from pathlib import Path
@@ -38,11 +41,12 @@ from structlog.testing import capture_logs
 
 from postseal import senders
 from postseal.rules.delivery import Attempted, Code
-from postseal.senders import Sender
+from postseal.senders import Sender, http, resolving
 from postseal.senders.http import MAX_ANSWER_BYTES, HttpSender
 from postseal.senders.judging import MAX_RETRY_AFTER_S
-from postseal.senders.resolving import AddressInfo
+from postseal.senders.resolving import MAX_THREADS_OF_A_TENANT, AddressInfo
 from postseal.senders.webhook import for_receiver
+from until import until_async
 
 MIB = 1 << 20
 NOW_S = 1_767_225_600.0
@@ -280,6 +284,7 @@ def test_a_compressed_body_is_not_unpacked() -> None:
         async with receiving(answer(head + bomb)) as receiver, sender() as pushing:
             for _ in range(2):
                 assert await pushing.send(to(receiver.url)) == Attempted()
+                await drained(pushing)
             return receiver.connections
 
     assert asyncio.run(flow()) == 1
@@ -294,6 +299,7 @@ def test_a_connection_is_kept_only_if_its_answer_is_short(size: int, connections
         async with receiving(answer(raw)) as receiver, sender() as pushing:
             for _ in range(2):
                 assert await pushing.send(to(receiver.url)) == Attempted()
+                await drained(pushing)
             return receiver.connections
 
     assert asyncio.run(flow()) == connections
@@ -340,30 +346,22 @@ def test_an_idle_connection_that_the_receiver_closed_costs_no_attempt() -> None:
     asyncio.run(flow())
 
 
-def test_connections_to_one_host_are_bounded() -> None:
-    """Further pushes wait their turn, within their time; one that never had it was not connected in time."""
+def test_nobody_waits_for_another_tenants_receiver() -> None:
+    """However many of one tenant's pushes hang at a host, another's to the same host goes out at once."""
 
     async def flow() -> None:
-        gate = asyncio.Event()
+        async def hangs_for_acme(receiver: Receiver, writer: asyncio.StreamWriter) -> None:
+            hanging = receiver.requests[-1].line.startswith("POST /acme")
+            await (hang if hanging else answer(NO_CONTENT))(receiver, writer)
 
-        async def wait(receiver: Receiver, writer: asyncio.StreamWriter) -> None:
-            await gate.wait()
-            await answer(NO_CONTENT)(receiver, writer)
-
-        async with receiving(wait) as receiver, sender(connections_a_host=2) as pushing:
-            waiting = [asyncio.create_task(pushing.send(to(receiver.url))) for _ in range(6)]
-            await receiver.asked.wait()
-            gate.set()
-            assert await asyncio.gather(*waiting) == [Attempted()] * 6
-            assert receiver.connections == 2
-
-        async with receiving(hang) as receiver, sender(connections_a_host=1) as pushing:
-            first = asyncio.create_task(pushing.send(to(receiver.url)))
-            await receiver.asked.wait()
-            pushing._timeout_s = 0.1
-            assert await pushing.send(to(receiver.url)) == Attempted(Code.CONNECT_TIMEOUT)
-            first.cancel()
-            await asyncio.wait({first})
+        async with receiving(hangs_for_acme) as receiver, sender(timeout_s=60.0) as pushing:
+            url = f"http://127.0.0.1:{receiver.port}"
+            stuck = [asyncio.create_task(pushing.send(to(f"{url}/acme"))) for _ in range(80)]
+            await until_async(lambda: len(receiver.requests) == 80)
+            assert await pushing.send(to(f"{url}/globex", tenant="globex")) == Attempted()
+            for each in stuck:
+                each.cancel()
+            await asyncio.wait(stuck)
 
     asyncio.run(flow())
 
@@ -484,19 +482,53 @@ def test_a_name_that_changes_between_check_and_connect() -> None:
     asyncio.run(flow())
 
 
-def test_names_that_cannot_be_looked_up() -> None:
+def test_names_that_cannot_be_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """No such name, and a look-up that hangs."""
 
     async def fail(_host: str, _port: int) -> list[AddressInfo]:
         raise socket.gaierror(socket.EAI_NONAME, "x")
 
-    async def never(_host: str, _port: int) -> list[AddressInfo]:
-        await asyncio.Event().wait()
-        raise AssertionError
-
     assert asyncio.run(push("http://nowhere.example/", look_up=fail)) == Attempted(Code.DNS_FAILED)
-    hangs = push("http://nowhere.example/", look_up=never, connect_timeout_s=0.1)
-    assert asyncio.run(hangs) == Attempted(Code.DNS_FAILED)
+    with hanging_names(monkeypatch):
+        hangs = push("http://nowhere.example/", connect_timeout_s=0.1)
+        assert asyncio.run(hangs) == Attempted(Code.DNS_FAILED)
+
+
+def test_a_look_up_that_never_began_is_no_receivers_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of a tenant hang and keep its threads: what finds none is ours; another tenant's mail finds one."""
+
+    async def flow() -> None:
+        async with receiving(answer(NO_CONTENT)) as receiver, sender(connect_timeout_s=0.5) as pushing:
+            urls = [f"http://slow-{n}.example/" for n in range(MAX_THREADS_OF_A_TENANT + 1)]
+            results = await asyncio.gather(*(pushing.send(to(url)) for url in urls))
+            assert Counter(results) == {
+                Attempted(Code.DNS_FAILED): MAX_THREADS_OF_A_TENANT,
+                Attempted(Code.SENDER_FAILED, ours=True): 1,
+            }
+            quick = f"http://quick.example:{receiver.port}/"
+            assert await pushing.send(to(quick)) == Attempted(Code.SENDER_FAILED, ours=True)
+            assert await pushing.send(to(quick, tenant="globex")) == Attempted()
+
+    with hanging_names(monkeypatch):
+        asyncio.run(flow())
+
+
+@contextmanager
+def hanging_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Until the block ends the system does not answer for any name but `quick.example`, which is this machine."""
+    release = threading.Event()
+
+    def ask(host: str, port: int) -> list[AddressInfo]:
+        if host == "quick.example":
+            return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", port))]
+        release.wait(30)
+        raise socket.gaierror(socket.EAI_AGAIN, "x")
+
+    monkeypatch.setattr(resolving, "_ask", ask)
+    try:
+        yield
+    finally:
+        release.set()
 
 
 def test_a_second_address_is_tried() -> None:
@@ -515,14 +547,14 @@ def test_nothing_is_sent_unsigned() -> None:
 
     async def flow() -> None:
         async with receiving(answer(NO_CONTENT)) as receiver, sender() as pushing:
-            assert await pushing.send(to(receiver.url, secrets=())) == Attempted(Code.SECRET_UNUSABLE)
+            assert await pushing.send(to(receiver.url, secrets=())) == Attempted(Code.SECRET_UNUSABLE, ours=True)
             assert receiver.connections == 0
 
     asyncio.run(flow())
 
 
 def test_a_fault_of_ours_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Out of file descriptors, or a bug: not the receiver's failure; the log says where, and nothing of the mail."""
+    """Out of file descriptors, which costs no attempt, or a bug; the log says where, and nothing of the mail."""
 
     def no_more(*_: object) -> socket.socket:
         raise OSError(errno.EMFILE, "Too many open files")
@@ -531,15 +563,38 @@ def test_a_fault_of_ours_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ZeroDivisionError("whsec_secret")
 
     structlog.reset_defaults()
-    for fault in (no_more, bug):
+    for fault, ours in ((no_more, True), (bug, False)):
         with monkeypatch.context() as patched, capture_logs() as logged:
             patched.setattr("postseal.senders.resolving.VettedResolver.open_socket", fault)
             result = asyncio.run(push("http://127.0.0.1:9/hook?token=tell-nobody"))
-        assert result == Attempted(Code.SENDER_FAILED)
+        assert result == Attempted(Code.SENDER_FAILED, ours=ours)
         [event] = logged
         assert event["event"] == "push_failed"
         assert "tell-nobody" not in str(event)
         assert "whsec" not in str(event)
+
+
+def test_a_shortage_after_something_was_sent_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle connection took the request and broke, and there is no descriptor for another: it may have arrived."""
+    open_socket, left = resolving.VettedResolver.open_socket, [1]
+
+    def only_one(resolver: resolving.VettedResolver, info: AddressInfo) -> socket.socket:
+        if not left:
+            raise OSError(errno.EMFILE, "Too many open files")
+        left.pop()
+        return open_socket(resolver, info)
+
+    async def once(receiver: Receiver, writer: asyncio.StreamWriter) -> None:
+        await (answer(NO_CONTENT) if len(receiver.requests) == 1 else close)(receiver, writer)
+
+    async def flow() -> None:
+        async with receiving(once) as receiver, sender() as pushing:
+            assert await pushing.send(to(receiver.url)) == Attempted()
+            assert await pushing.send(to(receiver.url)) == Attempted(Code.SENDER_FAILED)
+            assert len(receiver.requests) == 2
+
+    monkeypatch.setattr(resolving.VettedResolver, "open_socket", only_one)
+    asyncio.run(flow())
 
 
 def test_nothing_of_url_secret_and_answer_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -563,16 +618,19 @@ def test_nothing_of_url_secret_and_answer_is_logged(caplog: pytest.LogCaptureFix
     assert MAIL.body.decode() not in repr(MAIL)
 
 
-async def cancelled(pushing: HttpSender, url: str, reached: asyncio.Event | None = None) -> None:
+async def cancelled(pushing: HttpSender, url: str, reached: asyncio.Event) -> None:
     """Cancel an attempt that has come as far as `reached` says, and waits."""
     task = asyncio.create_task(pushing.send(to(url)))
-    if reached is not None:
-        await asyncio.wait_for(reached.wait(), 5)
-    await asyncio.sleep(0.05)  # until it waits; there is nothing to see from outside
+    await asyncio.wait_for(reached.wait(), 5)
     assert not task.done()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def drained(pushing: HttpSender) -> None:
+    """Wait until no rest of an answer is being read."""
+    await until_async(lambda: not pushing._draining)
 
 
 def assert_nothing_is_open(pushing: HttpSender) -> None:
@@ -608,13 +666,20 @@ def test_a_cancelled_look_up_leaves_nothing_behind() -> None:
     asyncio.run(flow())
 
 
-def test_a_cancelled_connecting_leaves_nothing_behind() -> None:
+def test_a_cancelled_connecting_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """It passes through; no task and no socket is left."""
 
     async def flow(url: str) -> None:
+        opened, open_socket = asyncio.Event(), resolving.VettedResolver.open_socket
+
+        def opening(resolver: resolving.VettedResolver, info: AddressInfo) -> socket.socket:
+            opened.set()
+            return open_socket(resolver, info)
+
+        monkeypatch.setattr(resolving.VettedResolver, "open_socket", opening)
         async with sender() as pushing:
             before, open_before = asyncio.all_tasks(), open_files()
-            await cancelled(pushing, url)
+            await cancelled(pushing, url, opened)
             assert_nothing_is_open(pushing)
             assert asyncio.all_tasks() == before
             assert open_files() == open_before
@@ -633,12 +698,12 @@ async def half(_receiver: Receiver, writer: asyncio.StreamWriter) -> None:
     await asyncio.Event().wait()
 
 
-@pytest.mark.parametrize(("phase", "script"), [("TLS", hang), ("head", hang), ("body", half)])
-def test_a_cancellation_at_the_receiver_leaves_nothing_behind(phase: str, script: Script) -> None:
+@pytest.mark.parametrize("phase", ["TLS", "head"])
+def test_a_cancellation_at_the_receiver_leaves_nothing_behind(phase: str) -> None:
     """It passes through, the receiver sees its connection end at once, and no task is left."""
 
     async def flow() -> None:
-        async with receiving(script, reads=phase != "TLS") as receiver, sender() as pushing:
+        async with receiving(hang, reads=phase != "TLS") as receiver, sender() as pushing:
             before = asyncio.all_tasks()
             url = receiver.url.replace("http", "https") if phase == "TLS" else receiver.url
             await cancelled(pushing, url, receiver.asked)
@@ -649,20 +714,49 @@ def test_a_cancellation_at_the_receiver_leaves_nothing_behind(phase: str, script
     asyncio.run(flow())
 
 
-def test_a_cancelled_wait_for_a_connection_leaves_nothing_behind() -> None:
-    """Whoever waits for its turn at a host leaves the others in theirs."""
+def test_what_the_status_says_is_told_before_the_body_is_there() -> None:
+    """So nobody who is cut off meanwhile makes a failure of it; the connection is kept once the rest was short."""
 
     async def flow() -> None:
-        async with receiving(hang) as receiver, sender(connections_a_host=1) as pushing:
-            first = asyncio.create_task(pushing.send(to(receiver.url)))
-            await receiver.asked.wait()
-            before = asyncio.all_tasks()
-            await cancelled(pushing, receiver.url)
-            assert asyncio.all_tasks() == before
-            assert not first.done()
-            first.cancel()
-            await asyncio.wait({first})
-            assert_nothing_is_open(pushing)
+        rest = asyncio.Event()
+
+        async def slow(_receiver: Receiver, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n")
+            await rest.wait()
+            writer.write(b"ok")
+
+        async with receiving(slow) as receiver, sender() as pushing:
+            assert await pushing.send(to(receiver.url)) == Attempted()
+            rest.set()
+            await drained(pushing)
+            assert await pushing.send(to(receiver.url)) == Attempted()
             assert receiver.connections == 1
+
+    asyncio.run(flow())
+
+
+def test_a_body_that_does_not_come_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection is closed after a second, at once where too many are waited for, and when the sender is left."""
+    monkeypatch.setattr(http, "DRAIN_S", 0.05)
+
+    async def flow() -> None:
+        async with receiving(half) as receiver, sender() as pushing:
+            assert await pushing.send(to(receiver.url)) == Attempted()
+            await asyncio.wait_for(receiver.left.wait(), 5)
+            assert_nothing_is_open(pushing)
+
+        monkeypatch.setattr(http, "DRAIN_S", 60.0)
+        async with receiving(half) as receiver:
+            before = asyncio.all_tasks()
+            async with sender() as pushing:
+                assert await pushing.send(to(receiver.url)) == Attempted()
+            await asyncio.wait_for(receiver.left.wait(), 5)
+            assert asyncio.all_tasks() == before
+
+        monkeypatch.setattr(http, "MAX_DRAINING", 0)
+        async with receiving(half) as receiver, sender() as pushing:
+            assert await pushing.send(to(receiver.url)) == Attempted()
+            assert_nothing_is_open(pushing)
+            await asyncio.wait_for(receiver.left.wait(), 5)
 
     asyncio.run(flow())

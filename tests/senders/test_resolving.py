@@ -1,16 +1,30 @@
 """From a host to addresses that may be connected to, or to none."""
 
 import asyncio
+import errno
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from ipaddress import ip_network
 from typing import Any
 
 import pytest
 
 from postseal.senders import resolving
-from postseal.senders.resolving import AddressInfo, AddressRefused, SystemLookUp, VettedResolver
+from postseal.senders.resolving import (
+    MAX_LOOKUP_THREADS,
+    MAX_THREADS_OF_A_TENANT,
+    AddressInfo,
+    AddressRefused,
+    LookUpNotBegun,
+    SystemLookUp,
+    VettedResolver,
+    asking_tenant,
+    is_shortage,
+)
+from until import until_async
 
 Network = Any
 
@@ -33,7 +47,7 @@ def resolved(
             raise raises
         return infos
 
-    resolver = VettedResolver(allowed, look_up, 1.0)
+    resolver = VettedResolver(allowed, look_up)
     found = asyncio.run(resolver.resolve("example.net", 443, socket.AddressFamily(family)))
     assert all((one["hostname"], one["port"]) == ("example.net", 443) for one in found)
     return [one["host"] for one in found]
@@ -82,15 +96,21 @@ def test_a_name_without_address_gives_none() -> None:
         resolved()
 
 
-def test_a_look_up_ends_in_time() -> None:
-    """A name whose servers do not answer costs the time that it may cost."""
+def test_what_this_process_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too few descriptors say nothing about the name."""
 
-    async def hang(_host: str, _port: int) -> Sequence[AddressInfo]:
-        await asyncio.Event().wait()
-        raise AssertionError
+    def ask(_host: str, _port: int) -> list[AddressInfo]:
+        raise OSError(errno.EMFILE, "Too many open files")
 
-    with pytest.raises(socket.gaierror):
-        asyncio.run(VettedResolver((), hang, 0.05).resolve("example.net", 443))
+    monkeypatch.setattr(resolving, "_ask", ask)
+
+    async def flow(look_up: SystemLookUp) -> None:
+        with pytest.raises(OSError, match="Too many open files") as raised:
+            await VettedResolver((), look_up).resolve("example.net", 443)
+        assert is_shortage(raised.value)
+
+    with looking_up() as look_up:
+        asyncio.run(flow(look_up))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +123,7 @@ def test_numbers_that_only_the_system_reads(host: str) -> None:
         look_up = SystemLookUp()
         try:
             with pytest.raises(AddressRefused):
-                await VettedResolver((), look_up, 5.0).resolve(host, 443)
+                await VettedResolver((), look_up).resolve(host, 443)
         finally:
             look_up.close()
 
@@ -112,36 +132,118 @@ def test_numbers_that_only_the_system_reads(host: str) -> None:
 
 def test_a_socket_is_opened_for_a_vetted_address_alone() -> None:
     """What connects asks once more, so that an address which was never looked up is vetted too."""
-    resolver = VettedResolver([ip_network("127.0.0.1/32")], SystemLookUp(), 1.0)
+    resolver = VettedResolver([ip_network("127.0.0.1/32")], SystemLookUp())
     resolver.open_socket(info("127.0.0.1")).close()
     for bad in ("127.0.0.2", "10.0.0.1", "::1", "::ffff:10.0.0.1"):
         with pytest.raises(AddressRefused):
             resolver.open_socket(info(bad))
 
 
-def test_a_name_that_hangs_keeps_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often it is asked for, and whoever gives up: other names are still looked up."""
-    release, asked = threading.Event(), []
+@contextmanager
+def looking_up(**options: float) -> Iterator[SystemLookUp]:
+    """The system's look-up, until the block ends."""
+    look_up = SystemLookUp(**options)
+    try:
+        yield look_up
+    finally:
+        look_up.close()
 
-    def ask(host: str, port: int) -> list[AddressInfo]:
-        asked.append(host)
-        if host == "slow":
-            release.wait(30)
+
+@dataclass
+class Names:
+    """A system that answers for no name that begins with `slow`, until it is released."""
+
+    asked: list[str] = field(default_factory=list[str])
+    release: threading.Event = field(default_factory=threading.Event)
+
+    def ask(self, host: str, port: int) -> list[AddressInfo]:
+        """As `resolving._ask` does."""
+        self.asked.append(host)
+        if host.startswith("slow"):
+            self.release.wait(30)
             raise socket.gaierror(-3, "x")
         return [info("1.1.1.1", port)]
 
-    monkeypatch.setattr(resolving, "_ask", ask)
+    def of(self, prefix: str) -> list[str]:
+        """The names with that prefix that were asked for."""
+        return [name for name in self.asked if name.startswith(prefix)]
 
-    async def flow(look_up: Callable[[str, int], Awaitable[Sequence[AddressInfo]]]) -> None:
-        resolver = VettedResolver((), look_up, 0.05)
-        slow = await asyncio.gather(*(resolver.resolve("slow", 443) for _ in range(100)), return_exceptions=True)
-        assert all(isinstance(error, socket.gaierror) for error in slow)
-        assert [one["host"] for one in await resolver.resolve("fast", 443)] == ["1.1.1.1"]
-        assert asked == ["slow", "fast"]
 
-    look_up = SystemLookUp()
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
+    """Such a system."""
+    names = Names()
+    monkeypatch.setattr(resolving, "_ask", names.ask)
     try:
-        asyncio.run(flow(look_up))
+        yield names
     finally:
-        release.set()
-        look_up.close()
+        names.release.set()
+
+
+async def resolve(look_up: SystemLookUp, host: str, tenant: str = "acme") -> list[str] | Exception:
+    """The addresses that mail of the tenant gets, or why there are none."""
+    asking = asking_tenant.set(tenant)
+    try:
+        return [one["host"] for one in await VettedResolver((), look_up).resolve(host, 443)]
+    except OSError as error:
+        return error
+    finally:
+        asking_tenant.reset(asking)
+
+
+def test_a_name_that_hangs_keeps_one_thread(names: Names) -> None:
+    """However often it is asked for, and whoever gives up: other names are still looked up."""
+
+    async def flow(look_up: SystemLookUp) -> None:
+        slow = await asyncio.gather(*(resolve(look_up, "slow") for _ in range(100)))
+        assert all(isinstance(error, socket.gaierror) for error in slow)
+        assert await resolve(look_up, "fast") == ["1.1.1.1"]
+        assert names.asked == ["slow", "fast"]
+
+    with looking_up(timeout_s=0.5) as look_up:
+        asyncio.run(flow(look_up))
+
+
+def test_names_that_hang_keep_the_threads_of_their_tenant_alone(names: Names) -> None:
+    """A hundred names of one tenant: another's are looked up at once, also one that the first one asks for in vain."""
+
+    async def flow(look_up: SystemLookUp) -> None:
+        slow = await asyncio.gather(*(resolve(look_up, f"slow-{n}") for n in range(100)))
+        assert sum(isinstance(error, LookUpNotBegun) for error in slow) == 100 - MAX_THREADS_OF_A_TENANT
+        assert len(names.of("slow")) == MAX_THREADS_OF_A_TENANT
+        assert isinstance(await resolve(look_up, "fast"), LookUpNotBegun)
+        assert await resolve(look_up, "fast", "globex") == ["1.1.1.1"]
+
+    with looking_up(begin_s=0.1, timeout_s=0.5) as look_up:
+        asyncio.run(flow(look_up))
+
+
+def test_all_tenants_together_keep_no_more_threads_than_there_are(names: Names) -> None:
+    """What finds none is not queued behind those that hang: once they end, nobody is asked for who has given up."""
+
+    async def flow(look_up: SystemLookUp) -> None:
+        await asyncio.gather(*(resolve(look_up, f"slow-{n}", f"tenant-{n}") for n in range(MAX_LOOKUP_THREADS)))
+        assert isinstance(await resolve(look_up, "late", "another"), LookUpNotBegun)
+        names.release.set()
+        await until_async(lambda: not look_up._asked)
+        assert await resolve(look_up, "fast", "another") == ["1.1.1.1"]
+        assert names.of("late") == []
+
+    with looking_up(begin_s=0.1, timeout_s=0.5) as look_up:
+        asyncio.run(flow(look_up))
+
+
+def test_a_look_up_begins_as_soon_as_there_is_a_thread(names: Names) -> None:
+    """Whoever waits for one gets it when another look-up ends, and may then take all of its time."""
+
+    async def flow(look_up: SystemLookUp) -> None:
+        slow = [asyncio.create_task(resolve(look_up, f"slow-{n}")) for n in range(MAX_THREADS_OF_A_TENANT)]
+        await until_async(lambda: len(names.of("slow")) == len(slow))
+        waiting = [asyncio.create_task(resolve(look_up, f"fast-{n}")) for n in range(3 * MAX_THREADS_OF_A_TENANT)]
+        await asyncio.sleep(0)
+        names.release.set()
+        assert await asyncio.gather(*waiting) == [["1.1.1.1"]] * len(waiting)
+        await asyncio.wait(slow)
+
+    with looking_up() as look_up:
+        asyncio.run(flow(look_up))

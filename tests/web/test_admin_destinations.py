@@ -13,7 +13,7 @@ from posting import Mailer, delivery, new_mailer, signing_site
 from served import Site
 from wire import Answer
 
-from fleet import as_owner
+from fleet import as_owner, enrol
 from postseal.postgres.access import Access
 from postseal.senders.webhook import SignatureInvalid, Verifier
 
@@ -56,6 +56,8 @@ class Receiver:
     url: str
     status: int = 204
     requests: list[tuple[dict[str, str], bytes]] = field(default_factory=list[tuple[dict[str, str], bytes]])
+    peers: set[Any] = field(default_factory=set[Any])
+    """From where requests came."""
 
     def verify(self, *secrets: str) -> None:
         """Raise unless the last request is signed by one of these."""
@@ -64,12 +66,15 @@ class Receiver:
 
 
 @contextmanager
-def receiving() -> Iterator[Receiver]:
+def receiving(protocol: str = "HTTP/1.0") -> Iterator[Receiver]:
     """Listen until the block ends."""
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = protocol
+
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
+            receiver.peers.add(self.client_address)
             receiver.requests.append(({name.lower(): value for name, value in self.headers.items()}, body))
             self.send_response(receiver.status)
             self.send_header("content-length", "0")
@@ -180,23 +185,77 @@ def test_a_device_that_has_none_can_get_one(mailer: Mailer, operator: str) -> No
     assert refusal(mailer.post(f"{DESTINATIONS}/d1/rotate-secret", {}, credential=operator)) == (409, "conflict")
 
 
+def test_a_destination_is_changed(mailer: Mailer, operator: str) -> None:
+    """What is pushed goes to the new URL under the same secret, and the room is the new one; the rest stays."""
+    with receiving() as old, receiving() as new:
+        [secret] = made(mailer, operator, url=old.url, maxPending=1)["secrets"]
+        change, test = f"{DESTINATIONS}/bills/change", f"{DESTINATIONS}/bills/test"
+        before = listed(mailer, operator)["bills"]
+        answer = mailer.post(change, {"url": new.url}, credential=operator)
+        assert (answer.status, answer.document) == (200, before | {"url": new.url})
+        assert mailer.order(test, credential=operator).document["delivered"] is True
+        new.verify(secret["receiver"])
+        assert old.requests == []
+    assert mailer.send(delivery("bills")).status == 201
+    assert mailer.send(delivery("bills")).reason == "destination_full"
+    assert mailer.post(change, {"maxPending": 2}, credential=operator).document["maxPending"] == 2
+    assert mailer.send(delivery("bills")).status == 201
+    item = listed(mailer, operator)["bills"]
+    assert (item["url"], item["maxPending"], item["pending"]) == (new.url, 2, 2)
+    for wrong in ({}, {"url": "ftp://receiver.example.net/"}, {"maxPending": 0}, {"mode": "pull"}):
+        assert refusal(mailer.post(change, wrong, credential=operator)) == (400, "request_invalid")
+    mailer.also("d1", mode="pull")
+    answer = mailer.post(f"{DESTINATIONS}/d1/change", {"url": "https://receiver.example.net/"}, credential=operator)
+    assert refusal(answer) == (409, "conflict")
+    told = [detail for _, _, action, detail in acts(mailer) if action == "destination.change"]
+    assert told == [
+        {"destination": "bills", "newUrl": True, "maxPending": 1},
+        {"destination": "bills", "newUrl": False, "maxPending": 2},
+    ]
+
+
 def test_disabled_mail_is_held(mailer: Mailer, operator: str) -> None:
-    """All of it, what was there and what comes; enabling lets all of it go; each is told once."""
+    """All of it, what was there and what comes; enabling lets all of it go; again is the same, and is told once."""
     for _ in range(3):
         mailer.send()
     disable, enable = (f"{DESTINATIONS}/orders/{act}" for act in ("disable", "enable"))
     assert mailer.order(disable, credential=operator).status == 204
-    assert refusal(mailer.order(disable, credential=operator)) == (409, "conflict")
+    assert mailer.order(disable, credential=operator).status == 204
     mailer.send()
     assert [row.lane for row in mailer.destination.rows()] == ["held"] * 4
     item = listed(mailer, operator)["orders"]
     assert (item["disabledReason"], item["pending"]) == ("operator", 4)
     assert mailer.order(enable, credential=operator).status == 204
-    assert refusal(mailer.order(enable, credential=operator)) == (409, "conflict")
+    assert mailer.order(enable, credential=operator).status == 204
     assert [row.lane for row in mailer.destination.rows()] == ["push"] * 4
     assert [(action, detail) for _, _, action, detail in acts(mailer)] == [
         ("destination.disable", {"destination": "orders"}),
         ("destination.enable", {"destination": "orders"}),
+    ]
+
+
+def test_a_retired_devices_mail_is_held(mailer: Mailer, operator: str) -> None:
+    """It gets nothing more, whoever sends; `why` says so, and nobody enables its destination again."""
+    device = enrol(mailer.site.access, "d1", tenant=mailer.tenant)
+    mailer.also("d1", mode="pull")
+    identity = mailer.send(delivery("d1")).document["delivery"]
+    assert mailer.order("/v1/admin/devices/d1/retire", credential=operator).status == 204
+    mailer.send(delivery("d1"))
+    claim = mailer.post("/v1/deliveries/claim", {}, credential=device.token.reveal())
+    assert (claim.status, claim.document["items"]) == (200, [])
+    item = listed(mailer, operator)["d1"]
+    assert (item["disabledReason"], item["pending"], item["nextDueAtMs"]) == ("retired", 2, None)
+    why = mailer.shown(identity)["why"]
+    assert why["code"] == "destination_disabled"
+    assert "its device was retired" in why["sentence"]
+    assert refusal(mailer.order(f"{DESTINATIONS}/d1/enable", credential=operator)) == (409, "conflict")
+    assert refusal(mailer.post(DESTINATIONS, {"destination": "d1", "mode": "pull"}, credential=operator)) == (
+        409,
+        "conflict",
+    )
+    assert [(project, action) for _, project, action, _ in acts(mailer)] == [
+        (None, "device.retire"),
+        ("apollo", "destination.disable"),
     ]
 
 
@@ -221,6 +280,17 @@ def test_a_test_goes_the_way_of_all_deliveries(mailer: Mailer, operator: str) ->
     item = listed(mailer, operator)["bills"]
     assert (item["highest"], item["disabledReason"], item["lastCode"]) == (0, "operator", None)
     assert [action for _, _, action, _ in acts(mailer)].count("destination.test") == 6
+
+
+def test_tests_share_one_sender(mailer: Mailer, operator: str) -> None:
+    """A second test goes over the first one's connection: however many are made, threads and sockets are bounded."""
+    with receiving("HTTP/1.1") as receiver:
+        made(mailer, operator, url=receiver.url)
+        for _ in range(2):
+            answer = mailer.order(f"{DESTINATIONS}/bills/test", credential=operator)
+            assert answer.document["delivered"] is True
+        assert len(receiver.requests) == 2
+        assert len(receiver.peers) == 1
 
 
 def test_a_test_is_refused_special_addresses(mailer: Mailer, operator: str) -> None:
@@ -272,6 +342,7 @@ def test_destinations_are_listed_a_page_at_a_time(mailer: Mailer, operator: str)
 CALLS = [
     ("GET", ""),
     ("POST", ""),
+    ("POST", "/orders/change"),
     ("POST", "/orders/disable"),
     ("POST", "/orders/enable"),
     ("POST", "/orders/test"),

@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from served import Site, running_site
-from wire import Answer, post_batch
+from wire import NDJSON, Answer, post_batch, request
 
 from fleet import Device, as_owner, enrol
 from postseal.postgres.access import Access
 from postseal.settings import Settings
+from until import until
 
 BURST = 200
 
@@ -116,15 +118,16 @@ def test_the_first_refusal_by_the_limit_is_audited(site: Site) -> None:
     device = enrol(site.access, "counted")
     for _ in range(3):
         send(site, device, b"\n".join([b"{}"] * 100))
-    for _ in range(100):
+
+    def audited() -> list[tuple[Any, ...]]:
         with as_owner(site.access) as owner:
-            row = owner.execute(
+            return owner.execute(
                 "SELECT outcome, event_identity FROM audit_events WHERE device = %s AND reason = 'sync_rate_limited'",
                 [device.name],
-            ).fetchone()
-        if row:
-            break
-    assert row == ("refused", None)
+            ).fetchall()
+
+    until(lambda: bool(audited()))
+    assert audited() == [("refused", None)]
 
 
 def test_every_line_is_a_json_object_of_its_own(site: Site) -> None:
@@ -132,3 +135,28 @@ def test_every_line_is_a_json_object_of_its_own(site: Site) -> None:
     device = enrol(site.access, "reader")
     answer = send(site, device, b"{}\n[]\nnull")
     assert all(isinstance(json.loads(line), dict) for line in answer.body.split(b"\n")[:-1])
+
+
+def test_over_the_limit_an_adapters_refusal_is_neither_audited_nor_counted(site: Site) -> None:
+    """Its caller is told the adapter's reason; the first `sync_rate_limited` in the trail is one that was answered."""
+    device = enrol(site.access, "overdrawn")
+    for _ in range(BURST // 100):
+        assert send(site, device, b"\n".join([b"{}"] * 100)).status == 200
+    heavy = send(site, device, b"x" * (1024 * 1024 + 1))
+    assert heavy.reason == "body_too_large"
+    limited = send(site, device, b"{}").document
+    assert limited["reason"] == "sync_rate_limited"
+    until(lambda: site.audits(limited["correlationId"]) == [("refused", "sync_rate_limited", None, None, False)])
+    assert site.audits(heavy.document["correlationId"]) == []
+
+
+def test_a_body_may_come_in_the_smallest_chunks(site: Site) -> None:
+    """What a chunk needs to be one is not counted against it, were there more of that than of data."""
+    device = enrol(site.access, "crumbs")
+    lines = b"\n".join(device.envelope(sequence) for sequence in range(1, 81))
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in lines)
+    assert len(chunks) > 256 * 1024  # more than one read of a socket brings
+    fields = {"content_type": NDJSON, "transfer_encoding": "chunked"}
+    head = request("POST", "/v1/envelopes/batch", credential=device.token.reveal(), **fields)
+    answer = site.ask(head + chunks + b"0\r\n\r\n")
+    assert [line.get("outcome") for line in answer.lines] == ["accepted"] * 80

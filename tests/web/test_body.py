@@ -13,6 +13,8 @@ from postseal.settings import Settings
 from postseal.web.body import HeldBytes
 
 DEADLINE_S = 0.5
+PATIENT_DEADLINE_S = 3.0
+"""For a body that is to hold its room meanwhile."""
 PENDING_BYTES = 1 << 20
 ATTEMPTS = 50
 """Until what another connection sent has been read."""
@@ -24,6 +26,14 @@ def site(shared_access: Access) -> Iterator[Site]:
     settings = Settings(receive_deadline_s=DEADLINE_S, max_pending_body_bytes=PENDING_BYTES)
     with running_site(shared_access, settings) as site:
         yield site
+
+
+@pytest.fixture(scope="module")
+def patient(site: Site) -> Iterator[Site]:
+    """Another server on the same database, with as little room and more time."""
+    settings = Settings(receive_deadline_s=PATIENT_DEADLINE_S, max_pending_body_bytes=PENDING_BYTES)
+    with running_site(site.access, settings, device=site.device) as patient:
+        yield patient
 
 
 def chunked(*parts: bytes) -> bytes:
@@ -169,22 +179,22 @@ def test_the_media_type_has_no_case(site: Site) -> None:
     assert answer.status == 201
 
 
-def test_strangers_cannot_use_up_the_room_of_known_callers(site: Site) -> None:
+def test_strangers_cannot_use_up_the_room_of_known_callers(patient: Site) -> None:
     """What strangers' bodies may hold at once is capped: 503 beyond, while a known caller's body is taken."""
-    known = enrol(site.access, "known")
-    assert site.ask(post(known.token.reveal(), known.envelope(1))).status == 201
+    known = enrol(patient.access, "known")
+    assert patient.ask(post(known.token.reveal(), known.envelope(1))).status == 201
     half = b"x" * (PENDING_BYTES * 5 // 8)
-    with site.client() as holder:
+    with patient.client() as holder:
         holder.send(post_batch("nobody", half, content_length=str(len(half) + 1)))
         for _ in range(ATTEMPTS):
-            answer = site.ask(post_batch("nobody", half))
+            answer = patient.ask(post_batch("nobody", half))
             if answer.status != 401:
                 break
         assert (answer.status, answer.reason, answer.headers["retry-after"]) == (503, "unavailable", "1")
-        (line,) = site.ask(post_batch(known.token.reveal(), half)).lines
+        (line,) = patient.ask(post_batch(known.token.reveal(), half)).lines
         assert line["reason"] == "body_too_large"
         assert holder.answer().reason == "request_timeout"
-    assert site.ask(post_batch("nobody", half)).reason == "unauthenticated"
+    assert patient.ask(post_batch("nobody", half)).reason == "unauthenticated"
 
 
 def test_a_refused_body_gives_its_room_back(site: Site) -> None:
@@ -211,3 +221,17 @@ def test_no_holder_has_more_than_a_share():
     evil.release(1)
     good.release(1 << 20)
     assert (held.free_bytes, dict(held.held_by)) == (64 << 20, {})
+
+
+def test_a_body_without_room_costs_no_commit(patient: Site) -> None:
+    """A known caller's body for which there is no room is `unavailable`, and nothing of it is audited."""
+    device = enrol(patient.access, "crowded")
+    token, half = device.token.reveal(), b"x" * (PENDING_BYTES * 5 // 8)
+    with patient.client() as holder:
+        holder.send(post_batch(token, half, content_length=str(len(half) + 1)))
+        for _ in range(ATTEMPTS):
+            answer = patient.ask(post_batch(token, half))
+            if answer.status != 200:
+                break
+        assert (answer.status, answer.reason, answer.headers["retry-after"]) == (503, "unavailable", "1")
+        assert patient.audits(answer.document["correlationId"]) == []

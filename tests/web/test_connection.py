@@ -1,27 +1,29 @@
 """One connection: what is no HTTP, too much of it, or too slow, and what cannot be mistaken for an answer."""
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 from served import Site, running_site
 from wire import ENVELOPE, Client, get, post, request
 
 from fleet import enrol
-from postseal.postgres.access import Access
 from postseal.settings import Settings
-from postseal.web import connection
+from postseal.web import answers, connection
 from postseal.web.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED
 
 DEADLINE_S = 0.5
 
 
 @pytest.fixture(scope="module")
-def site(shared_access: Access) -> Iterator[Site]:
-    """A server with a short deadline."""
-    with running_site(shared_access, Settings(receive_deadline_s=DEADLINE_S)) as site:
-        yield site
+def hasty(site: Site) -> Iterator[Site]:
+    """Another server on the same database, with a short deadline."""
+    settings = Settings(receive_deadline_s=DEADLINE_S)
+    with running_site(site.access, settings, device=site.device) as hasty:
+        yield hasty
 
 
 def require_refused(client: Client, raw: bytes, status: int) -> None:
@@ -34,25 +36,25 @@ def require_refused(client: Client, raw: bytes, status: int) -> None:
     assert client.is_closed()
 
 
-def test_a_slow_head_is_cut_off(site: Site) -> None:
+def test_a_slow_head_is_cut_off(hasty: Site) -> None:
     """The deadline is absolute: a byte now and then does not move it."""
     began_s = time.monotonic()
-    with site.client() as client:
+    with hasty.client() as client:
         client.send(b"GET /healthz HTTP/1.1\r\nx: ")
         assert client.is_closed()
     assert DEADLINE_S * 0.9 <= time.monotonic() - began_s < DEADLINE_S + 5
 
 
-def test_empty_lines_for_ever_are_cut_off(site: Site) -> None:
+def test_empty_lines_for_ever_are_cut_off(hasty: Site) -> None:
     """Line feeds before a request, which parsers skip, hold no connection either."""
-    with site.client() as client:
+    with hasty.client() as client:
         client.send(b"\r\n")
         assert client.is_closed()
 
 
-def test_a_second_slow_head_is_cut_off(site: Site) -> None:
+def test_a_second_slow_head_is_cut_off(hasty: Site) -> None:
     """The deadline holds for every request of a connection."""
-    with site.client() as client:
+    with hasty.client() as client:
         assert client.ask(get("/healthz")).status == 200
         client.send(b"G")
         assert client.is_closed()
@@ -82,18 +84,28 @@ def test_a_connection_is_kept_between_requests(site: Site) -> None:
 
 
 def test_too_many_connections_are_told_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the bound a connection is answered 503 and closed; the others are served on."""
+    """Beyond the bound a connection is answered 503 and closed, not reset; the others are served on."""
+    sent, of_refusal = threading.Event(), answers.of_refusal
+
+    def once_sent(*args: Any, **changes: Any) -> answers.Answer:
+        assert sent.wait(DEADLINE_S + 5)
+        return of_refusal(*args, **changes)
+
+    monkeypatch.setattr(answers, "of_refusal", once_sent)
     with running_site_of(site, 2, monkeypatch) as small, small.client() as first, small.client() as second:
         assert (first.ask(get("/healthz")).status, second.ask(get("/healthz")).status) == (200, 200)
         with small.client() as third:
+            third.send(get("/healthz"))
+            sent.set()
             answer = third.answer()
             assert (answer.status, answer.reason, answer.headers["retry-after"]) == (503, "unavailable", "1")
+            assert third.is_ended()
         assert first.ask(get("/healthz")).status == 200
 
 
 def running_site_of(site: Site, connections: int, monkeypatch: pytest.MonkeyPatch) -> AbstractContextManager[Site]:
     """Another server on the same database, which takes only so many connections."""
-    monkeypatch.setattr("postseal.web.server._max_connections", lambda: connections)
+    monkeypatch.setattr("postseal.web.server._max_connections", lambda _settings: connections)
     return running_site(site.access, Settings(), device=site.device)
 
 
@@ -192,6 +204,13 @@ def test_a_known_callers_broken_body_is_never_taken(site: Site, end: bytes) -> N
         assert client.answer().status in {400, 431}
         assert client.is_closed()
     assert site.ask(post(device.token.reveal(), body)).document["outcome"] == "accepted"
+
+
+def test_extensions_among_the_data_are_bounded(site: Site) -> None:
+    """A body carries no more beside its data than a head may have, however little of it stands in one chunk."""
+    extended = b"1;%b\r\nx\r\n" % (b"e" * 2000)
+    with site.client() as client:
+        require_refused(client, CHUNKED + b"\r\n" + extended * (MAX_HEAD_BYTES // 1000), 431)
 
 
 def test_pipelined_requests_are_answered_in_order(site: Site) -> None:

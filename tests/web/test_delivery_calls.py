@@ -335,13 +335,17 @@ def test_cancelling(mailer: Mailer) -> None:
 
 def test_intents_are_shown_and_cancelled(mailer: Mailer) -> None:
     """What an application left and nobody sealed yet is `unsealed`, says why, and can be cancelled."""
-    fresh, stuck = str(uuid4()), str(uuid4())
+    fresh, stuck, lost = str(uuid4()), str(uuid4()), str(uuid4())
     with as_owner(mailer.site.access) as owner:
-        for identity, code in ((fresh, None), (stuck, "destination_unknown")):
+        for identity, code, due_at in (
+            (fresh, None, "now"),
+            (stuck, "destination_unknown", "now"),
+            (lost, "expired", "infinity"),
+        ):
             owner.execute(
-                "INSERT INTO intents (tenant, delivery, project, destination, idempotency_key, data, code, expires_at)"
-                " VALUES (%s, %s, 'apollo', 'nowhere', 'order:0001', '{}', %s, %s)",
-                [mailer.tenant, identity, code, datetime.now(UTC) + timedelta(days=1)],
+                "INSERT INTO intents (tenant, delivery, project, destination, idempotency_key, data, code, due_at,"
+                " expires_at) VALUES (%s, %s, 'apollo', 'nowhere', 'order:0001', '{}', %s, %s, %s)",
+                [mailer.tenant, identity, code, due_at, datetime.now(UTC) + timedelta(days=1)],
             )
     shown = mailer.shown(fresh)
     assert (shown["state"], shown["why"]["code"], shown["sequence"]) == ("unsealed", "not_sealed", None)
@@ -351,5 +355,7 @@ def test_intents_are_shown_and_cancelled(mailer: Mailer) -> None:
         "destination_unknown",
         "sealing_failed",
     )
+    shown = mailer.shown(lost)
+    assert (shown["state"], shown["code"], shown["why"]["code"]) == ("unsealed", "expired", "sealing_given_up")
     assert mailer.order(f"{DELIVERIES}/{stuck}/cancel").status == 204
     assert refusal(mailer.read(f"{DELIVERIES}/{stuck}")) == (404, "not_found")

@@ -145,3 +145,12 @@ def test_tries_are_limited_by_peer(site: Site) -> None:
     answer = enrol(site, GOOD, peer="192.0.2.5")
     assert answer.reason == "peer_rate_limited"
     assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_a_code_used_again_keeps_its_permit(site: Site) -> None:
+    """Whoever has a spent code and its key cannot have credentials made for as long as the code lives."""
+    document = wanted(invite(site, "greedy"), "greedy", ed25519.generate())
+    assert enrol(site, document, peer="192.0.2.6").status == 200
+    answers = [enrol(site, document, peer="192.0.2.6") for _ in range(BURST + 1)]
+    assert [answer.status for answer in answers] == [200] * BURST + [429]
+    assert answers[-1].reason == "peer_rate_limited"

@@ -1,15 +1,18 @@
 """`POST /v1/envelopes`: each outcome, and each refusal that one envelope can meet, over a real socket."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from uuid import UUID
 
 import pytest
-from served import Site
-from wire import Answer, get, post
+from served import Site, running_site
+from structlog.testing import capture_logs
+from wire import Answer, get, post, post_batch
 
 from fleet import Device, add_key, as_owner, enrol, issue
 from postseal.envelope import dsse, ed25519
+from postseal.postgres.access import Access
+from postseal.settings import Settings
 
 
 def send(site: Site, device: Device, body: bytes) -> Answer:
@@ -174,3 +177,59 @@ def test_another_method_is_not_allowed(site: Site) -> None:
     """A GET where only POST is known names the methods that are."""
     answer = site.ask(get("/v1/envelopes"))
     assert (answer.status, answer.reason, answer.headers["allow"]) == (405, "method_not_allowed", "POST")
+
+
+def test_without_room_nobody_is_asked_who_they_are(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the database has no room all are told `unavailable`, were it a caller without a credential."""
+    monkeypatch.setattr(Access, "accepting", lambda _access: False)
+    with running_site(site.access, Settings(), device=site.device) as full:
+        for credential in (None, site.device.token.reveal()):
+            answer = full.ask(post(credential, b"x" * 9000))
+            assert (answer.status, answer.reason) == (503, "unavailable")
+            assert site.audits(answer.document["correlationId"]) == []
+
+
+@pytest.fixture
+def forgetful(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A server that remembers no caller, as one does whose answer took longer than it remembers callers."""
+    monkeypatch.setattr("postseal.door.REMEMBERED_FOR_S", 0.0)
+    limits = Settings(sync_burst=3, sync_permits_per_s=0.001)
+    with running_site(site.access, limits, device=site.device) as forgetful:
+        yield forgetful
+
+
+def test_a_line_of_the_log_names_its_caller_however_long_the_answer_took(forgetful: Site) -> None:
+    """A refusal of the inbox, of the adapter, of the limit and of a read."""
+    device = enrol(forgetful.access, "logged")
+    token = device.token.reveal()
+    with capture_logs() as events:
+        send(forgetful, device, b"{}")
+        forgetful.ask(post_batch(token, b"{}"))
+        forgetful.ask(post(token, b"{}", content_encoding="gzip"))
+        send(forgetful, device, b"{}")
+        forgetful.ask(get("/v1/projects/apollo/streams/another", token))
+    lines = [event for event in events if event["event"] == "refused"]
+    assert [(line["reason"], line["tenant"], line["device"]) for line in lines] == [
+        (reason, "acme", "logged")
+        for reason in (
+            "envelope_malformed",
+            "envelope_malformed",
+            "unsupported_media_type",
+            "sync_rate_limited",
+            "not_found",
+        )
+    ]
+
+
+def test_a_credential_revoked_while_its_body_was_on_the_way_is_refused(forgetful: Site) -> None:
+    """Who is remembered no more by the time the body is there is verified again."""
+    device = enrol(forgetful.access, "revoked")
+    body = device.envelope(1)
+    with forgetful.client() as client:
+        request = post(device.token.reveal(), body, expect="100-continue")
+        client.send(request[: -len(body)])
+        assert client.answer().status == 100  # the caller is known, and the body awaited
+        with as_owner(forgetful.access) as owner:
+            owner.execute("UPDATE credentials SET revoked_at = clock_timestamp() WHERE device = %s", [device.name])
+        client.send(body)
+        assert client.answer().reason == "unauthenticated"

@@ -241,6 +241,7 @@ def good_destinations(world: World) -> Iterator[tuple[str, str | None, dict[str,
     yield f"POST {path}", "operator", project | {"body": push}
     for act in ("disable", "enable", "test"):
         yield f"POST {path}/{{destination}}/{act}", "operator", orders
+    yield f"POST {path}/{{destination}}/change", "operator", orders | {"body": {"maxPending": 1000}}
     yield f"POST {path}/{{destination}}/rotate-secret", "operator", orders | {"body": {"scheme": "both"}}
     mailer, letters = world.mailer, "/v1/admin/projects/{project}/dead-letters"
     dead = mailer.send().document

@@ -3,13 +3,14 @@
 import json
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from posting import JSON, Mailer, delivery, new_mailer, signing_site
+from posting import DELIVERIES, JSON, Mailer, delivery, new_mailer, signing_site
 from served import Site
 from test_enrolments import base64url
 from wire import Answer, request
@@ -20,6 +21,7 @@ from postseal import door
 from postseal.envelope import dsse, ed25519, v1
 from postseal.outbound import pulling
 from postseal.postgres.access import Access
+from until import until
 
 CLAIM, SETTLE = "/v1/deliveries/claim", "/v1/deliveries/settle"
 
@@ -131,7 +133,7 @@ def test_settlements(puller: Puller) -> None:
     shown = [puller.mailer.shown(item["delivery"]) for item in (first, second, third)]
     assert [(each["state"], each["code"]) for each in shown] == [
         ("delivered", None),
-        ("pending", "rejected"),
+        ("pending", "deferred"),
         ("dead", "rejected"),
     ]
     assert shown[1]["why"]["code"] == "backing_off"
@@ -285,3 +287,31 @@ def test_keys_that_are_to_be_believed(puller: Puller) -> None:
         assert [key["state"] for key in answer.document["keys"]] == ["active", "retiring", "verify-only"]
     answer = mailer.read("/v1/keys", credential=mailer.credential("operator"))
     assert (answer.status, answer.reason) == (403, "role_forbidden")
+
+
+def lock_waits(access: Access) -> int:
+    """How many transactions of the database wait for a lock."""
+    with as_owner(access) as owner:
+        row = owner.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        ).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def test_senders_that_wait_for_one_lock_leave_connections_to_others(puller: Puller, site: Site, folder: Path) -> None:
+    """Eight enqueue for a destination that somebody has locked; another tenant's device is answered meanwhile."""
+    other = new_puller(new_mailer(site, folder))
+    other.get_mail()
+    body = json.dumps(delivery(puller.name)).encode()
+    with ExitStack() as clients:
+        senders = [clients.enter_context(site.client()) for _ in range(8)]
+        with as_owner(site.access) as owner, owner.transaction():
+            owner.execute("SELECT FROM destinations WHERE stream = %s FOR UPDATE", [puller.destination.stream])
+            for each in senders:
+                fields = {"content_type": JSON, "idempotency_key": str(uuid4())}
+                each.send(request("POST", DELIVERIES, body, credential=puller.mailer.sender, **fields))
+            until(lambda: lock_waits(site.access) == 4)
+            assert len(other.claim()) == 1
+            assert lock_waits(site.access) <= 4
+        assert {each.answer().status for each in senders} <= {201, 503}

@@ -61,6 +61,23 @@ def test_where_a_stream_stands(site: Site, device: Device, consumer: str) -> Non
     assert site.ask(get(STREAMS, device.token.reveal())).document == {"items": [expected], "next": None}
 
 
+def test_a_list_has_the_first_100_missing_ranges(site: Site, device: Device) -> None:
+    """And how many there are, if there are more; the stream by itself has all of them."""
+    with as_owner(site.access) as owner:
+        owner.execute(
+            "UPDATE streams SET above = decode(repeat('aa', 40), 'hex'), highest = 320"
+            " WHERE tenant = %s AND stream = %s",
+            [device.tenant, device.stream],
+        )
+    missing = [{"from": number, "to": number} for number in range(1, 320, 2)]
+    token = device.token.reveal()
+    alone = site.ask(get(f"{STREAMS}/{device.name}", token)).document
+    assert alone["missing"] == missing
+    assert "missingRanges" not in alone
+    [listed] = site.ask(get(STREAMS, token)).document["items"]
+    assert listed == alone | {"missing": missing[:100], "missingRanges": 160}
+
+
 def test_a_consumer_pages_through_all_streams_of_its_project(site: Site, consumer: str) -> None:
     """In the order of producers, each once."""
     names = {enrol(site.access, f"paged-{number}").name for number in range(5)}

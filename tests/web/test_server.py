@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import socket
 import threading
+from collections.abc import Sequence
 
 import psycopg
 import pytest
@@ -14,7 +15,11 @@ from wire import ENVELOPE, get, post
 
 from fleet import Device, as_owner, enrol, issue
 from postseal.errors import StartupError
+from postseal.inbound import waiting
 from postseal.postgres.access import Access
+from postseal.postgres.ingest import StreamKey
+from postseal.postgres.reading import read_contiguous
+from postseal.postgres.transaction import Connection
 from postseal.service import running_service
 from postseal.settings import Settings
 from postseal.web.dealing import Channel
@@ -69,11 +74,19 @@ def test_serve_tells_when_it_is_ready_and_ends_when_told(access: Access) -> None
         runner.run(run())
 
 
-def test_what_is_in_flight_at_the_end_is_answered(access: Access) -> None:
+def test_what_is_in_flight_at_the_end_is_answered(access: Access, monkeypatch: pytest.MonkeyPatch) -> None:
     """An envelope that waits for its stream's lock is committed and answered; a waiting reader gets its page."""
     device = enrol(access)
     consumer = issue(access, "acme", None, ["apollo"], "consumer").reveal()
     answers: list[tuple[int, bytes]] = []
+    looked = threading.Event()
+
+    async def look(connection: Connection, wanted: Sequence[StreamKey]) -> dict[int, int]:
+        reached = await read_contiguous(connection, wanted)
+        looked.set()
+        return reached
+
+    monkeypatch.setattr(waiting, "read_contiguous", look)
 
     def ask(site: Site, raw: bytes) -> None:
         answer = site.ask(raw)
@@ -91,6 +104,7 @@ def test_what_is_in_flight_at_the_end_is_answered(access: Access) -> None:
             for thread in threads:
                 thread.start()
             until(lambda: waits_for_lock(access))
+            assert looked.wait(PATIENCE_S)
             release = threading.Timer(0.3, owner.execute, ("COMMIT",))
             release.start()
         for thread in [*threads, release]:

@@ -11,10 +11,12 @@ from served import running_site
 from wire import get, post
 
 from fleet import as_owner, enrol, stored
+from postseal.open_files import allow_open_files
 from postseal.postgres.access import Access
 from postseal.settings import Settings
-from postseal.web import process, server
+from postseal.web import server
 from postseal.web.lingering import LingeringTransport
+from postseal.worker_service import worker_files
 
 REQUESTS = 30
 HOLD_S = 0.3
@@ -102,15 +104,28 @@ def test_what_is_written_while_a_connection_closes_is_ignored() -> None:
 
 
 def test_a_process_may_open_as_many_files_as_it_needs() -> None:
-    """The soft limit rises to what all connections need, within the hard one; it is never lowered."""
+    """The soft limit rises to what it and its worker need, within the hard one; it is never lowered."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = server.MAX_CONNECTIONS + server.SPARE_DESCRIPTORS
+    wanted = server.files(Settings())
+    assert wanted == server.files(Settings(worker=False)) + worker_files(Settings())
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
-        process._allow_open_files(wanted)
+        allow_open_files(wanted)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         assert soft == wanted or soft == hard < wanted
-        process._allow_open_files(1)
+        allow_open_files(1)
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize(("files", "alone", "beside_a_worker"), [(64, 1, 1), (1024, 896, 568), (8192, 4000, 4000)])
+def test_connections_leave_descriptors_to_the_worker(files: int, alone: int, beside_a_worker: int) -> None:
+    """Where there are too few for both, each has its share of them."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, before[1]))
+        assert server._max_connections(Settings(worker=False)) == alone
+        assert server._max_connections(Settings()) == beside_a_worker
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

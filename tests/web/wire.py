@@ -78,6 +78,10 @@ class Client:
         except ConnectionResetError:
             return True
 
+    def is_ended(self) -> bool:
+        """The same of an end that is no reset; a reset raises."""
+        return not self._received and self._socket.recv(65536) == b""
+
     def ask(self, raw: bytes) -> Answer:
         """Send a request, take its answer."""
         self.send(raw)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleet import as_owner
+from postseal.outbound.means import Pace
 from postseal.outbound.scheduler import RoundRobin, TenantScheduler
 from postseal.outbound.targets import Targets
-from postseal.outbound.worker import Pace, Worker
+from postseal.outbound.worker import Worker
 from postseal.postgres.access import Access
 from postseal.postgres.database import Database, Part
 from postseal.rules.delivery import Attempted
@@ -185,22 +186,29 @@ async def delivering(access: Access) -> AsyncGenerator[Database]:
         yield database
 
 
+@dataclass
+class Clock:
+    """A worker's clock: the loop's, and as far ahead of it as a test wants."""
+
+    ahead_s: float = 0.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return asyncio.get_running_loop().time() + self.ahead_s
+
+
 def make_worker(
     database: Database,
     sender: Sender,
     *,
     scheduler: TenantScheduler | None = None,
     targets: Targets | None = None,
-    seed: int = 7,
-    off_s: float = 0.0,
+    seed: float = 7,
+    clock: Clock | None = None,
     **pace: Any,
 ) -> Worker:
-    """A worker, not entered, with short waits; its clock is `off_s` seconds off."""
-    loop = asyncio.get_running_loop()
-
-    def clock() -> float:
-        return loop.time() + off_s
-
+    """A worker, not entered, with short waits."""
+    clock = clock or Clock()
     return Worker(
         database,
         scheduler or RoundRobin(database, clock),
@@ -210,3 +218,9 @@ def make_worker(
         clock=clock,
         chance=random.Random(seed).random,
     )
+
+
+def cut_off(worker: Worker) -> None:
+    """Let the time be over that the worker's turns may take."""
+    for cycle in worker._used:
+        cycle._bound.reschedule(asyncio.get_running_loop().time())

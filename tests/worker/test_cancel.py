@@ -1,6 +1,7 @@
 """Cancellation at every await of a turn: nothing is lost, nothing stays out but by its lease, all slots come back."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Coroutine, Generator
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from mailing import FakeSender, at_once, delivering, fill, make_all_due, make_box, make_worker, stages
 
 from fleet import as_owner
+from postseal.outbound import scheduler
 from postseal.postgres.access import Access
 from postseal.postgres.database import Database
 from postseal.rules.delivery import Attempted, Code
@@ -23,6 +25,12 @@ async def database(access: Access) -> AsyncIterator[Database]:
     """The part that delivers."""
     async with delivering(access) as database:
         yield database
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker looks whenever it likes."""
+    monkeypatch.setattr(scheduler, "LOOK_GAP_S", 0.0)
 
 
 class Cancelled:
@@ -94,7 +102,6 @@ async def finish(access: Access, database: Database) -> None:
         make_all_due(access)
         if await one.run_once() is None:
             break
-        await asyncio.sleep(0.06)
     with as_owner(access) as owner:
         assert owner.execute("SELECT count(*) FROM queue").fetchone() == (0,)
         rows = owner.execute("SELECT state, count(*) FROM settlements GROUP BY 1").fetchall()
@@ -121,10 +128,22 @@ async def test_cancelled_at_every_await(access: Access, database: Database):
     await finish(access, database)
 
 
-async def test_cancelled_again_while_it_hands_back(access: Access, database: Database):
-    """Whoever is impatient does not keep a turn from handing back what it has."""
+async def cancelled_again(access: Access, database: Database, chance: random.Random, most: int) -> None:
+    """Cancel turns twice: at one of their waits, and one to three waits later; at most so many of these pairs."""
     last, _ = await a_turn(access, database, MANY)
-    for at in range(1, last + 1):
-        for later in (1, 2, 3):
-            await a_turn(access, database, at, at + later)
+    pairs = [(at, at + later) for at in range(1, last + 1) for later in (1, 2, 3)]
+    for at, again in chance.sample(pairs, min(most, len(pairs))):
+        await a_turn(access, database, at, again)
     await finish(access, database)
+
+
+async def test_cancelled_again_while_it_hands_back(access: Access, database: Database, seed: int):
+    """Whoever is impatient does not keep a turn from handing back what it has: ten of the moments for it."""
+    print(f"POSTSEAL_TEST_SEED={seed}")
+    await cancelled_again(access, database, random.Random(seed), 10)
+
+
+@pytest.mark.soak
+async def test_cancelled_again_at_every_await(access: Access, database: Database, seed: int):
+    """All of them."""
+    await cancelled_again(access, database, random.Random(seed), MANY)

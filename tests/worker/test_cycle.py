@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 import pytest
 from mailing import (
     KEY,
+    Clock,
     FakeSender,
     answering,
     at_once,
+    cut_off,
     delivering,
     fill,
     make_all_due,
@@ -24,8 +26,8 @@ from structlog.testing import capture_logs
 from fleet import as_owner
 from postseal.errors import Unavailable
 from postseal.limits import Rate
-from postseal.outbound import cycle, scheduler
-from postseal.outbound.cycle import Counts
+from postseal.outbound import out, scheduler
+from postseal.outbound.means import Counts
 from postseal.outbound.targets import Target, Targets
 from postseal.postgres.access import Access
 from postseal.postgres.database import Connection, Database, Part
@@ -46,6 +48,12 @@ async def database(access: Access) -> AsyncIterator[Database]:
         yield database
 
 
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known is settled soon."""
+    monkeypatch.setattr(out, "SETTLE_EVERY_S", 0.02)
+
+
 def row_of(access: Access, sequence: int) -> dict[str, Any]:
     """A queued delivery."""
     with as_owner(access) as owner:
@@ -64,11 +72,11 @@ async def test_nothing_is_begun_once_the_worker_stops(access: Access, database: 
     """Cancellation comes first: no permit is taken, and nothing is claimed."""
     fill(access, make_box(access), 3)
     one = make_worker(database, at_once())
-    one._means.stopping.set()
+    one.stop()
     report = await one.run_once()
     assert report is not None
     assert report.counts == Counts()
-    assert one.limiter.granted.requests == 0
+    assert one._means.limiter.granted.requests == 0
     assert row_of(access, 1)["attempt"] == 0
 
 
@@ -85,9 +93,9 @@ async def test_a_limited_tenant_claims_nothing_and_the_next_has_its_turn(access:
         ("globex", 5, 0),
         ("acme", 0, 1),
     ]
-    assert one.limiter.refused.requests == 1
+    assert one._means.limiter.refused.requests == 1
     assert await one.run_once() is None
-    assert one.limiter.refused.requests == 1
+    assert one._means.limiter.refused.requests == 1
     assert stages(access, acme, globex) == {"delivered": 21, "fresh": 24}
 
 
@@ -97,7 +105,7 @@ async def test_a_permit_is_for_a_claim_of_whatever_size(access: Access, database
     one = make_worker(database, at_once(), destination_concurrency=1000)
     reports = [await one.run_once() for _ in range(3)]
     assert [report.counts.claimed for report in reports if report] == [100, 100, 50]
-    assert one.limiter.granted.permits == 3
+    assert one._means.limiter.granted.permits == 3
 
 
 async def test_a_destination_has_no_more_on_their_way_than_its_cap(access: Access, database: Database):
@@ -169,18 +177,26 @@ async def test_one_slow_receiver_does_not_hold_up_the_settlement_of_others(acces
 
 
 async def test_a_long_sending_keeps_its_lease(access: Access, database: Database):
-    """It is renewed in time, so that nobody else has it meanwhile."""
+    """At each third of its lease that is renewed in the database, so that nobody else has it meanwhile."""
     box = make_box(access)
     fill(access, box, 2)
-    gate = asyncio.Event()
+    gate, clock = asyncio.Event(), Clock()
     sender = while_closed(gate)
-    one, other = (make_worker(database, sender, lease_s=0.6, seed=n) for n in range(2))
-    async with one, other:
-        # Each renewal is after a third of a lease: these are two leases' worth.
-        await until_async(lambda: one.totals.renewed + other.totals.renewed >= 12)
-        assert len(sender.begun) == 2
-        gate.set()
-        await until_async(lambda: stages(access, box) == {"delivered": 2})
+    one = make_worker(database, sender, lease_s=30.0, clock=clock)
+    turn = asyncio.create_task(one.run_once())
+    await until_async(lambda: len(sender.begun) == 2)
+    for thirds in range(1, 7):
+        with as_owner(access) as owner:
+            owner.execute("UPDATE queue SET due_at = clock_timestamp() + interval '1 s'")
+        clock.ahead_s += 10
+        await until_async(lambda thirds=thirds: one.totals.renewed == 2 * thirds)
+        with as_owner(access) as owner:
+            left = owner.execute("SELECT DISTINCT due_at > clock_timestamp() + interval '5 s' FROM queue").fetchall()
+        assert left == [(True,)]
+    gate.set()
+    report = await turn
+    assert report is not None
+    assert report.counts.delivered == 2
     assert {mail.attempt for mail in sender.begun} == {1}
 
 
@@ -188,11 +204,12 @@ async def test_a_sending_that_lost_its_lease_is_cut_off(access: Access, database
     """A renewal tells that the delivery is another's: what is on its way is ended, and nothing is changed."""
     box = make_box(access)
     fill(access, box, 2)
-    sender = while_closed(asyncio.Event())
-    turn = asyncio.create_task(make_worker(database, sender, lease_s=0.6).run_once())
+    sender, clock = while_closed(asyncio.Event()), Clock()
+    turn = asyncio.create_task(make_worker(database, sender, lease_s=30.0, clock=clock).run_once())
     await until_async(lambda: len(sender.begun) == 2)
     with as_owner(access) as owner:
         owner.execute("UPDATE queue SET token = gen_random_uuid(), attempt = attempt + 1")
+    clock.ahead_s += 10
     report = await turn
     assert report is not None
     assert (report.counts.claimed, report.counts.fenced) == (2, 2)
@@ -308,10 +325,16 @@ async def test_a_settlement_is_given_up_when_the_lease_has_ended(access: Access,
     box = make_box(access)
     fill(access, box, 5)
     faulty.fails = set(range(SETTLE, 1000))
-    report = await make_worker(faulty, at_once(), lease_s=0.5).run_once()
+    clock = Clock()
+    turn = asyncio.create_task(make_worker(faulty, at_once(), lease_s=30.0, clock=clock).run_once())
+    await until_async(lambda: faulty.exchanges > SETTLE + 1)
+    assert not turn.done()
+    clock.ahead_s += 30
+    report = await turn
     assert report is not None
     assert report.counts == Counts(claimed=5, left=5)
     faulty.fails.clear()
+    make_all_due(access)
     report = await make_worker(faulty, at_once()).run_once()
     assert report is not None
     assert report.counts.delivered == 5
@@ -359,7 +382,7 @@ async def test_what_was_claimed_when_the_worker_stops_is_released(access: Access
 
     class Stopping(Targets):
         async def of(self, tenant: str, streams: Collection[int]) -> dict[int, Target]:
-            one._means.stopping.set()
+            one.stop()
             return await super().of(tenant, streams)
 
     sender = at_once()
@@ -375,15 +398,17 @@ async def test_nothing_is_begun_whose_lease_may_be_over(access: Access, database
     """The process froze between its claim and its sending: what it has may be another's by now."""
     box = make_box(access)
     fill(access, box, 3)
+    clock = Clock()
 
     class Frozen(Targets):
         async def of(self, tenant: str, streams: Collection[int]) -> dict[int, Target]:
-            await asyncio.sleep(0.15)
+            clock.ahead_s += 30
             return await super().of(tenant, streams)
 
     sender = at_once()
-    frozen = Frozen(database, KEY, asyncio.get_running_loop().time)
-    report = await make_worker(database, sender, targets=frozen, lease_s=0.1).run_once()
+    report = await make_worker(
+        database, sender, targets=Frozen(database, KEY, clock), lease_s=30.0, clock=clock
+    ).run_once()
     assert report is not None
     assert (report.counts, sender.begun) == (Counts(claimed=3, released=3), [])
 
@@ -423,17 +448,42 @@ async def test_mail_of_a_destination_that_was_just_disabled_is_released(access: 
     assert row_of(access, 1)["attempt_limit"] == 9
 
 
-async def test_a_secret_that_does_not_open_is_a_retry(access: Access, database: Database):
-    """Nothing goes out unsigned; the code says why."""
+async def test_a_secret_that_does_not_open_costs_no_attempt(access: Access, database: Database):
+    """One machine has another deployment key: its claims are given back with a code and a wait, however many it makes.
+
+    The log says whose they were. A machine with the right key then delivers, as if nothing had been tried before.
+    """
     box = make_box(access)
-    fill(access, box, 1)
+    fill(access, box, 2, limit=1)
     sender = at_once()
-    other = Targets(database, DeploymentKey(bytes(32)), asyncio.get_running_loop().time)
-    report = await make_worker(database, sender, targets=other).run_once()
-    assert report is not None
-    assert report.counts == Counts(claimed=1, retried=1)
+    other = Targets(database, DeploymentKey(bytes(32)), lambda: 0.0)
+    with capture_logs() as logs:
+        for attempt in (1, 2, 3):
+            report = await make_worker(database, sender, targets=other).run_once()
+            assert report is not None
+            assert report.counts == Counts(claimed=2, released=2)
+            row = row_of(access, 1)
+            assert (row["attempt"], row["attempt_limit"]) == (attempt, attempt + 1)
+            assert (row["code"], row["waits"]) == (Code.SECRET_UNUSABLE, True)
+            make_all_due(access)
     assert sender.begun == []
-    assert row_of(access, 1)["code"] == Code.SECRET_UNUSABLE
+    assert logs == [{"event": "secrets_not_opened", "tenant": "acme", "destinations": 1, "log_level": "error"}]
+    with as_owner(access) as owner:
+        assert owner.execute("SELECT FROM attempts").fetchall() == []
+    report = await make_worker(database, answering(Attempted(Code.STATUS_5XX))).run_once()
+    assert report is not None
+    assert report.counts == Counts(claimed=2, dead=2)  # the one attempt that there was to be
+
+
+async def test_what_a_sender_lacks_costs_no_attempt(access: Access, database: Database):
+    """No descriptor, no thread: the delivery is given back with its code, and later than at once."""
+    fill(access, make_box(access), 1, limit=1)
+    short = answering(Attempted(Code.SENDER_FAILED, ours=True))
+    report = await make_worker(database, short).run_once()
+    assert report is not None
+    assert report.counts == Counts(claimed=1, released=1)
+    row = row_of(access, 1)
+    assert (row["attempt_limit"], row["code"], row["waits"]) == (2, Code.SENDER_FAILED, True)
 
 
 async def test_each_failure_waits_longer_until_the_delivery_is_dead(access: Access, database: Database):
@@ -511,22 +561,38 @@ async def test_a_turn_that_takes_too_long_is_cut_off_and_handed_back(access: Acc
         return Attempted()
 
     sender = FakeSender(answer)
-    one = make_worker(database, sender, cycle_timeout_s=0.1)
+    one = make_worker(database, sender)
+    turn = asyncio.create_task(one.run_once())
+    await until_async(lambda: (len(sender.begun), len(sender.ended)) == (6, 3))
+    cut_off(one)
     with pytest.raises(TimeoutError):
-        await one.run_once()
+        await turn
     assert one.totals == Counts(claimed=6, delivered=3, retried=3)
     assert len(sender.cut) == 3
     assert stages(access, slow, quick) == {"delivered": 3, "retry": 3}
     assert one.out == 0
 
 
-async def test_a_sender_that_does_not_hear_is_left_behind(access: Access, database: Database):
+async def test_a_turn_has_no_more_time_than_it_may_take(access: Access, database: Database):
+    """Wherever it is by then: nothing is claimed in a moment that is too short for it."""
+    fill(access, make_box(access), 3)
+    one = make_worker(database, while_closed(asyncio.Event()), cycle_timeout_s=0.001)
+    with pytest.raises(TimeoutError):
+        await one.run_once()
+    assert one.out == 0
+
+
+async def test_a_sender_that_does_not_hear_is_left_behind(
+    access: Access, database: Database, monkeypatch: pytest.MonkeyPatch
+):
     """A turn ends in bounded time whatever a sender does; its lease brings the delivery back."""
+    monkeypatch.setattr(out, "CUT_S", 0.05)
     box = make_box(access)
     fill(access, box, 1)
-    gate = asyncio.Event()
+    gate, begun = asyncio.Event(), asyncio.Event()
 
     async def deaf(_mail: Mail) -> Attempted:
+        begun.set()
         while not gate.is_set():
             try:
                 await gate.wait()
@@ -534,9 +600,12 @@ async def test_a_sender_that_does_not_hear_is_left_behind(access: Access, databa
                 continue
         return Attempted()
 
-    one = make_worker(database, FakeSender(deaf), cycle_timeout_s=0.1)
+    one = make_worker(database, FakeSender(deaf))
+    turn = asyncio.create_task(one.run_once())
+    await begun.wait()
+    cut_off(one)
     with pytest.raises(TimeoutError):
-        await one.run_once()
+        await turn
     assert one.totals == Counts(claimed=1, left=1)
     assert stages(access, box) == {"leased": 1}
     assert one.out == 1
@@ -544,18 +613,21 @@ async def test_a_sender_that_does_not_hear_is_left_behind(access: Access, databa
     await until_async(lambda: one.out == 0)
 
 
-async def test_what_is_cut_off_while_the_database_is_away_ends_in_bounded_time(access: Access, faulty: Faulty):
+async def test_what_is_cut_off_while_the_database_is_away_ends_in_bounded_time(
+    access: Access, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+):
     """It is left to its leases."""
+    monkeypatch.setattr(out, "HAND_BACK_S", 0.1)
     box = make_box(access)
     fill(access, box, 4)
     sender = while_closed(asyncio.Event())
-    one = make_worker(faulty, sender, cycle_timeout_s=0.3)
+    one = make_worker(faulty, sender)
     turn = asyncio.create_task(one.run_once())
     await until_async(lambda: len(sender.begun) == 4)
     faulty.stuck = asyncio.Event()
-    async with asyncio.timeout(cycle.CUT_S + cycle.HAND_BACK_S + 2):
-        with pytest.raises(TimeoutError):
-            await turn
+    cut_off(one)
+    with pytest.raises(TimeoutError):
+        await turn
     assert one.totals == Counts(claimed=4, left=4)
     assert stages(access, box) == {"leased": 4}
     assert one.out == 0

@@ -20,8 +20,9 @@ from mailing import Box, FakeSender, at_once, delivering, fill, make_all_due, ma
 
 from fleet import as_owner
 from postseal.errors import Unavailable
-from postseal.outbound import cycle
-from postseal.outbound.cycle import Counts, CycleReport
+from postseal.outbound import out, scheduler
+from postseal.outbound.cycle import CycleReport
+from postseal.outbound.means import Counts
 from postseal.outbound.worker import Worker
 from postseal.postgres.access import Access
 from postseal.postgres.database import Connection, Database
@@ -262,7 +263,7 @@ class History:
         """A worker is told to stop; it begins nothing more."""
         if self.players:
             player = self.chance.choice(self.players)
-            player.worker._means.stopping.set()
+            player.worker.stop()
             player.database.thawed.set()
 
     async def lose_a_count(self) -> None:
@@ -316,7 +317,6 @@ class History:
         while self.model.rows("SELECT 1 FROM queue WHERE stream = ANY (%(streams)s) LIMIT 1"):
             make_all_due(self.access)
             await last.run_once()
-            await asyncio.sleep(0.06)
         self.model.sent.update(mail.delivery for mail in sender.begun)
         self.model.received.update(mail.delivery for mail in sender.begun)
         self._check_end()
@@ -358,8 +358,9 @@ async def campaign(access: Access, seed: int, histories: int) -> None:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is known is settled at once."""
-    monkeypatch.setattr(cycle, "SETTLE_EVERY_S", 0.005)
+    """What is known is settled at once, and a worker looks whenever it likes."""
+    monkeypatch.setattr(out, "SETTLE_EVERY_S", 0.005)
+    monkeypatch.setattr(scheduler, "LOOK_GAP_S", 0.0)
 
 
 async def test_workers_do_what_the_model_says(access: Access, seed: int):

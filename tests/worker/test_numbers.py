@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from mailing import answering, at_once, fill, make_all_due, make_box
-from test_process import Setting, receiving
+from worker_process import Setting, make_key, receiving
 
 from fleet import as_owner
 from postseal.outbound.worker import Worker
@@ -21,14 +21,6 @@ from postseal.worker_service import running_worker
 from until import until_async
 
 pytestmark = pytest.mark.anyio
-
-
-def make_key(folder: Path) -> Path:
-    """The deployment key under which the boxes have their secrets."""
-    key = folder / "deployment.key"
-    key.touch(0o600)
-    key.write_bytes(bytes(range(32)))
-    return key
 
 
 @asynccontextmanager
@@ -63,7 +55,7 @@ async def test_what_a_worker_does_is_counted(access: Access, tmp_path: Path):
     fill(access, failing, 3)
     sender = answering(Attempted(Code.STATUS_5XX))
     async with serving(access, tmp_path, sender) as (service, worker):
-        await until_async(lambda: worker.totals.retried + worker.totals.dead == 5 and worker.running_cycles == 0)
+        await until_async(lambda: worker.totals.retried + worker.totals.dead == 5 and worker.out == 0)
         for _ in range(2):
             assert shown(service, "deliveries_total", became="dead") == 2
             assert shown(service, "deliveries_total", became="retried") == 3

@@ -1,7 +1,8 @@
 """A device pulls: it claims and settles its own mail, and nobody else's."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -14,8 +15,8 @@ from postseal.limits import Rate
 from postseal.outbound.pulling import Pulling, PullSettle, PullVerdict
 from postseal.outcomes import Reason
 from postseal.postgres.access import Access
-from postseal.postgres.database import Database
-from postseal.postgres.deliveries import Lease
+from postseal.postgres.database import Connection, Database
+from postseal.postgres.deliveries import Claimed, Lease, Wanted, claim
 from until import PATIENCE_S, until_async
 
 pytestmark = pytest.mark.anyio
@@ -91,7 +92,9 @@ async def test_what_a_device_says_counts(access: Access, database: Database):
         waits = owner.execute(
             "SELECT due_at > clock_timestamp() + interval '3 s' FROM queue WHERE stage = 'retry'"
         ).fetchall()
+        failed = owner.execute("SELECT code FROM attempts ORDER BY code").fetchall()
     assert codes == [("rejected",)]
+    assert failed == [("deferred",), ("rejected",)]
     assert waits == [(True,)]
 
 
@@ -115,7 +118,7 @@ async def test_a_device_may_ask_for_a_longer_wait_and_for_no_shorter_one(access:
 
 
 async def test_a_stale_settlement_of_a_device_changes_nothing(access: Access, database: Database):
-    """Each is answered for itself: fenced, unknown, told twice, or settled."""
+    """Each is answered for itself: fenced, unknown, told twice, or settled; none stands in the way of another."""
     box = pull_box(access)
     fill(access, box, 3)
     pulling = pulling_on(database)
@@ -133,7 +136,8 @@ async def test_a_stale_settlement_of_a_device_changes_nothing(access: Access, da
     )
     assert answers == [False, True, False, False, False]
     assert stages(access, box) == {"leased": 2, "delivered": 1}
-    assert await pulling.settle(device, [told(fresh[0]), told(kept[1])]) == [True, True]
+    settles = [told(lost), told(fresh[0]), forged, told(kept[1])]
+    assert await pulling.settle(device, settles) == [False, True, False, True]
     assert await pulling.settle(device, [told(fresh[0])]) == [False]
     assert stages(access, box) == {"delivered": 3}
 
@@ -216,9 +220,9 @@ async def test_a_waiting_device_is_answered_when_mail_comes(
 
 
 async def test_a_wait_ends(access: Access, database: Database):
-    """After its seconds, when waiting ends for all, and where too many wait already: with nothing."""
+    """After its seconds, when waiting ends for all, and where too many of its tenant wait already: with nothing."""
     box = pull_box(access)
-    pulling = pulling_on(database, most_waiting=2)
+    pulling = pulling_on(database, most_waiting=4)
     assert await pulling.claim(caller(box), wait_s=0.2) == []
     waiting = [asyncio.create_task(pulling.claim(caller(box), wait_s=30)) for _ in range(2)]
     await until_async(lambda: pulling.waiting == 2)
@@ -264,3 +268,88 @@ async def test_a_disabled_destination_holds_a_devices_mail(access: Access, datab
     with as_owner(access) as owner:
         owner.execute("UPDATE destinations SET disabled_at = NULL, disabled_reason = NULL")
     assert len(await pulling.claim(caller(box))) == 2
+
+
+async def test_a_last_attempt_that_a_device_defers_is_dead_with_that_code(access: Access, database: Database):
+    """At once: it does not wait to be due first."""
+    box = pull_box(access)
+    fill(access, box, 1, limit=2)
+    pulling = pulling_on(database)
+    for _ in range(2):
+        [lease] = await pulling.claim(caller(box))
+        assert await pulling.settle(caller(box), [told(lease, PullVerdict.RETRY)]) == [True]
+        make_all_due(access)
+        pulling = pulling_on(database)
+    with as_owner(access) as owner:
+        rows = owner.execute("SELECT state, code, attempt FROM settlements").fetchall()
+    assert rows == [("dead", "deferred", 2)]
+
+
+def expire(access: Access) -> None:
+    """Let all that is queued have expired."""
+    with as_owner(access) as owner:
+        owner.execute(
+            "UPDATE queue SET expires_at = clock_timestamp() - interval '1 s', "
+            "due_at = least(due_at, clock_timestamp() - interval '1 s')"
+        )
+
+
+@pytest.mark.parametrize(("most", "expired"), [(1, 12), (100, 400)])
+async def test_expired_mail_keeps_no_live_mail_waiting(access: Access, database: Database, most: int, expired: int):
+    """A device that comes back after a long time gets what is live with its first claim."""
+    box = pull_box(access)
+    fill(access, box, expired)
+    expire(access)
+    fill(access, box, 1)
+    assert len(await pulling_on(database).claim(caller(box), most=most)) == 1
+    assert stages(access, box) == {"expired": expired, "leased": 1}
+
+
+async def test_a_claim_does_not_end_mail_without_end(
+    access: Access, database: Database, monkeypatch: pytest.MonkeyPatch
+):
+    """It is bounded in time; the next one goes on where it was."""
+    monkeypatch.setattr("postseal.outbound.pulling.ENDING_S", 0.0)
+    box = pull_box(access)
+    fill(access, box, 250)
+    expire(access)
+    pulling = pulling_on(database)
+    for ended in (150, 250, 250):
+        assert await pulling.claim(caller(box)) == []
+        assert stages(access, box)["expired"] == ended
+
+
+async def test_many_projects_are_one_question(access: Access, database: Database, monkeypatch: pytest.MonkeyPatch):
+    """For one permit a device in very many projects costs one statement a look, and gets as many as it wants."""
+    asked: list[int] = []
+
+    async def count(connection: Connection, tenant: str, wanted: Sequence[Wanted], **options: Any) -> Claimed:
+        asked.append(len(wanted))
+        return await claim(connection, tenant, wanted, **options)
+
+    monkeypatch.setattr("postseal.outbound.pulling.claim", count)
+    boxes = [pull_box(access, project=f"project-{n:02}") for n in range(40)]
+    device = caller(boxes[0], *(box.project for box in boxes))
+    pulling = pulling_on(database)
+    assert await pulling.claim(device) == []
+    assert asked == [40]
+    for box in boxes:
+        fill(access, box, 2)
+    leases = [await pulling.claim(device, most=most) for most in (1, 7, 30, 100)]
+    assert [len(some) for some in leases] == [1, 7, 30, 42]
+    assert len({(lease.project, lease.sequence) for some in leases for lease in some}) == 80
+    assert len(asked) <= 1 + 2 * 4
+
+
+async def test_one_tenants_devices_leave_room_for_anothers_to_wait(access: Access, database: Database):
+    """Half of the places are the most that one tenant has."""
+    ours, theirs = pull_box(access), pull_box(access, tenant="globex")
+    pulling = pulling_on(database, most_waiting=4)
+    waiting = [asyncio.create_task(pulling.claim(caller(ours), wait_s=30)) for _ in range(5)]
+    try:
+        await until_async(lambda: sum(task.done() for task in waiting) == 3 and pulling.waiting == 2)
+        waiting.append(asyncio.create_task(pulling.claim(caller(theirs), wait_s=30)))
+        await until_async(lambda: pulling.waiting == 3)
+    finally:
+        pulling.end()
+        await asyncio.wait_for(asyncio.gather(*waiting), 5)

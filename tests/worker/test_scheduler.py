@@ -1,15 +1,17 @@
 """Whose turn it is: fair among tenants, and among the destinations of one."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from mailing import Box, delivering, fill, make_box
 
+from fleet import as_owner
 from postseal.outbound import scheduler
 from postseal.outbound.scheduler import FixedTenants, RoundRobin, TenantScheduler, Turn
 from postseal.postgres.access import Access
-from postseal.postgres.database import Database
-from postseal.postgres.turns import Due
+from postseal.postgres.database import Connection, Database
+from postseal.postgres.turns import Due, due_turns
 
 pytestmark = pytest.mark.anyio
 
@@ -186,7 +188,7 @@ async def test_a_fixed_tenant_with_very_many_destinations_shows_them_all(
     access: Access, database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ):
     """Page after page, look after look."""
-    monkeypatch.setattr(scheduler, "STREAMS_A_TURN", 3)
+    monkeypatch.setattr(scheduler, "PAGE_STREAMS", 3)
     many = with_mail(access, "acme", *(f"box-{n}" for n in range(8)))
     of = FixedTenants(database, ["acme"], clock)
     seen: list[int] = []
@@ -196,3 +198,80 @@ async def test_a_fixed_tenant_with_very_many_destinations_shows_them_all(
             of.done(turn, ())
         clock.now_s += scheduler.LOOK_EVERY_S
     assert sorted(seen) == [box.stream for box in many]
+
+
+@pytest.fixture
+def walked(monkeypatch: pytest.MonkeyPatch) -> list[list[Due]]:
+    """The streams of each page that is read from the queue."""
+    pages: list[list[Due]] = []
+
+    async def read(connection: Connection, **options: Any) -> list[Due]:
+        pages.append(await due_turns(connection, **options))
+        return pages[-1]
+
+    monkeypatch.setattr(scheduler, "due_turns", read)
+    return pages
+
+
+async def test_streams_in_backoff_cost_no_look_more_than_its_pages(
+    access: Access, database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch, walked: list[list[Due]]
+):
+    """However many wait for a retry; who has something due behind them is served some looks later."""
+    monkeypatch.setattr(scheduler, "PAGE_STREAMS", 3)
+    monkeypatch.setattr(scheduler, "PAGES_A_LOOK", 2)
+    for n in range(20):
+        fill(access, make_box(access, f"box-{n:02}", tenant=f"tenant-{n % 5}"), 1, stage="retry", due_in_s=3600)
+    with_mail(access, "zzz", "a")
+    of = RoundRobin(database, clock)
+    turn = None
+    for looks in range(1, 6):
+        turn = await of.next_turn(always)
+        assert len(walked) == 2 * looks
+        if turn is not None:
+            break
+        clock.now_s += 2 * scheduler.LOOK_GAP_S
+    assert turn is not None
+    assert turn.tenant == "zzz"
+    assert max(len(page) for page in walked) == 3
+
+
+async def test_fixed_tenants_walk_over_nobody_elses_streams(
+    access: Access, database: Database, clock: Clock, walked: list[list[Due]]
+):
+    """Also where their own have nothing."""
+    for tenant in ("acme", "globex", "initech"):
+        with_mail(access, tenant, "a", "b")
+    of = FixedTenants(database, ["globex", "nobody"], clock)
+    await turns(of, 1)
+    assert {due.tenant for page in walked for due in page} == {"globex"}
+
+
+async def test_a_snapshot_that_stays_open_keeps_nobody_from_turns(
+    access: Access, database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch, walked: list[list[Due]]
+):
+    """The queue then takes too long to read: for a while turns go to whoever has mail pending."""
+    monkeypatch.setattr("postseal.postgres.turns.LOOK_TIMEOUT", "1ms")
+    [gone] = with_mail(access, "acme", "a")
+    fill(access, gone, 30_000)
+    backing_off = make_box(access, "b", tenant="acme")
+    fill(access, backing_off, 1, stage="retry", due_in_s=3600)
+    make_box(access, "silent", tenant="acme")
+    make_box(access, "device-01", tenant="acme", mode="pull")
+    [due] = with_mail(access, "globex", "a")
+    of = RoundRobin(database, clock)
+    with as_owner(access) as snapshot, snapshot.transaction():
+        snapshot.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        snapshot.execute("SELECT FROM queue LIMIT 1")
+        with as_owner(access) as owner:
+            owner.execute("DELETE FROM queue WHERE stream = %s", [gone.stream])
+            owner.execute("UPDATE destination_health SET settled = 30001 WHERE stream = %s", [gone.stream])
+        taken = await turns(of, 2)
+        assert [[each.stream for each in turn.due] for turn in taken] == [[backing_off.stream], [due.stream]]
+        assert walked == []
+        monkeypatch.setattr("postseal.postgres.turns.LOOK_TIMEOUT", "1min")
+        clock.now_s += scheduler.LOOK_EVERY_S
+        await turns(of, 2)
+        assert walked == []
+    clock.now_s += scheduler.BY_PENDING_S
+    await turns(of, 1)
+    assert len(walked) == 1

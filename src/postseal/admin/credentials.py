@@ -13,7 +13,7 @@ from postseal.identity.verified import Role
 from postseal.outcomes import Reason
 from postseal.postgres import credentials
 from postseal.postgres.credentials import ListedCredential
-from postseal.postgres.part import WHOLE, ListPart
+from postseal.postgres.page import WHOLE, ListPart
 from postseal.postgres.transaction import Connection
 
 

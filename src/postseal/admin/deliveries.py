@@ -1,6 +1,6 @@
-"""One delivery: shown, with why it was not sent yet, and cancelled while it waits.
+"""One delivery: shown, with why it was not sent yet, and cancelled while it waits; and the intents that are not sealed.
 
-Senders do both over HTTP within their projects, administrators at the command line.
+Senders show and cancel over HTTP within their projects, administrators at the command line.
 """
 
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ class Wait(StrEnum):
 
     NOT_SEALED = "not_sealed"
     SEALING_FAILED = "sealing_failed"
+    SEALING_GIVEN_UP = "sealing_given_up"
     DESTINATION_DISABLED = "destination_disabled"
     BACKING_OFF = "backing_off"
     WAITS_FOR_DEVICE = "waits_for_device"
@@ -38,6 +39,12 @@ class Why:
     sentence: str
 
 
+_DISABLED = {
+    "operator": "by an operator",
+    "gone": "because it answered that it is gone",
+    "retired": "for ever because its device was retired",
+}
+
 _SEALING = {
     SealCode.DESTINATION_UNKNOWN: "its project has no such destination",
     SealCode.DESTINATION_FULL: "as much as may be is pending for its destination",
@@ -50,7 +57,7 @@ _SEALING = {
 
 
 async def show(connection: Connection, tenant: str, delivery: UUID) -> ShownDelivery | ShownIntent:
-    """A delivery by its id, or the intent that waits under it. AdminError: no such tenant or delivery."""
+    """A delivery by its id, or the intent that is not sealed under it. AdminError: no such tenant or delivery."""
     await require_tenant(connection, tenant)
     found = await mail.show(connection, tenant, delivery) or await mail.show_intent(connection, tenant, delivery)
     if found is None:
@@ -64,6 +71,14 @@ async def show_in(connection: Connection, tenant: str, project: str, delivery: U
     if found.project != project:
         raise _unknown(tenant)
     return found
+
+
+async def list_intents(
+    connection: Connection, tenant: str, project: str, *, code: str | None, limit: int
+) -> list[ShownIntent]:
+    """At most `limit` intents of a project that are not sealed, oldest first. AdminError: no such tenant or project."""
+    await require_projects(connection, tenant, [project])
+    return await mail.list_intents(connection, tenant, project, code=code, limit=limit)
 
 
 async def cancel(connection: Connection, actor: Actor, tenant: str, project: str, delivery: UUID) -> Cancelled:
@@ -99,9 +114,10 @@ def why(found: ShownDelivery | ShownIntent, now: datetime | None = None) -> Why 
     if found.state is not State.PENDING:
         return None
     if found.destination_disabled_at is not None:
-        who = "because it answered that it is gone" if found.destination_disabled_reason == "gone" else "by an operator"
+        who = _DISABLED[found.destination_disabled_reason or "operator"]
         return Why(Wait.DESTINATION_DISABLED, f"Its destination was disabled {who}, and its mail is held.")
-    if found.due_at is not None and found.due_at > (now or datetime.now(UTC)):
+    # What was never tried is due at once: it is later only by a clock that is behind the database's.
+    if found.code is not None and found.due_at is not None and found.due_at > (now or datetime.now(UTC)):
         at = found.due_at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
         return Why(Wait.BACKING_OFF, f"Attempt {found.attempt} failed ({found.code}); the next one is due at {at}.")
     if found.mode == "pull":
@@ -112,7 +128,10 @@ def why(found: ShownDelivery | ShownIntent, now: datetime | None = None) -> Why 
 def _why_unsealed(intent: ShownIntent) -> Why:
     if intent.code is None:
         return Why(Wait.NOT_SEALED, "It is about to be sealed.")
-    return Why(Wait.SEALING_FAILED, f"It cannot be sealed: {_SEALING[SealCode(intent.code)]} ({intent.code}).")
+    why = f"{_SEALING[SealCode(intent.code)]} ({intent.code})"
+    if intent.due_at is None:
+        return Why(Wait.SEALING_GIVEN_UP, f"It is never sealed: {why}. It stays until it is cancelled.")
+    return Why(Wait.SEALING_FAILED, f"It cannot be sealed: {why}.")
 
 
 def _unknown(tenant: str) -> AdminError:

@@ -1,37 +1,19 @@
-"""Destinations: made, listed, disabled and enabled, tested, and the secrets that sign the requests to them.
-
-A secret is shown at the moment at which it is made, and never again: of a shared one (`v1`) the whole, of a key pair
-(`v1a`) the public half, which is all that a receiver needs.
-"""
+"""Destinations: made, listed, changed, disabled and enabled, tested, and given new secrets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from uuid import UUID, uuid4
+from dataclasses import dataclass, replace
 
 from postseal.admin.actor import Actor
 from postseal.admin.names import require_id, require_projects
+from postseal.admin.secrets import MAX_OVERLAP_S, ShownSecret, add_secret, replace_secrets, told
 from postseal.errors import AdminError
 from postseal.outcomes import Reason
-from postseal.postgres import destinations, lanes, streams
-from postseal.postgres.database import Database
+from postseal.postgres import destinations, streams
 from postseal.postgres.destinations import Destination, Mode
 from postseal.postgres.transaction import Connection
-from postseal.senders import Scheme, Secret
+from postseal.senders import Scheme
 from postseal.senders.addresses import check_url
 from postseal.senders.secrets import DeploymentKey
-from postseal.senders.webhook import for_receiver, make_secret
-
-MAX_OVERLAP_S = 30 * 86_400
-"""How long an older secret may go on signing beside a new one."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShownSecret:
-    """What a receiver has to know, at the only moment at which it is shown; `repr` does not show it."""
-
-    secret: UUID
-    scheme: Scheme
-    receiver: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +49,14 @@ async def create_push(
     max_pending: int,
     secrets: Secrets,
 ) -> CreatedDestination:
-    """Make a destination to which deliveries are pushed, with one secret a scheme.
+    """Make a destination to which deliveries are pushed, with one secret a scheme; where none is given, of `v1`.
 
     AdminError: no such project, not an id, there already, or an address that nothing may be pushed to.
     """
-    try:
-        check_url(url, allow_http=secrets.allow_http)
-    except ValueError as error:
-        raise AdminError(Reason.REQUEST_INVALID, str(error)) from None
+    _check_url(url, allow_http=secrets.allow_http)
     stream = await _create(connection, tenant, project, destination, mode="push", url=url, max_pending=max_pending)
-    shown = [await _add_secret(connection, tenant, stream, scheme, secrets.key) for scheme in schemes]
+    made = schemes or [Scheme.V1]
+    shown = [await add_secret(connection, tenant, stream, scheme, secrets.key) for scheme in made]
     await actor.acted(
         connection,
         "destination.create",
@@ -85,7 +65,7 @@ async def create_push(
         destination=destination,
         mode="push",
         maxPending=max_pending,
-        secrets=_told(shown),
+        secrets=told(shown),
     )
     return CreatedDestination(tenant, project, destination, "push", url, max_pending, shown)
 
@@ -95,11 +75,15 @@ async def create_pull(
 ) -> CreatedDestination:
     """Make the destination from which a device pulls; enrolment has made it where it could.
 
-    AdminError: no such project, the device is not enrolled in it, or it has one.
+    AdminError: no such project, the device is not enrolled in it, is retired, or has one.
     """
     await require_projects(connection, tenant, [project])
-    if await streams.find(connection, tenant, project, device) is None:
+    # Under the stream's lock: the device is not retired meanwhile.
+    stream = await streams.lock(connection, tenant, project, device)
+    if stream is None:
         raise AdminError(Reason.NOT_FOUND, f"project {project!r} has no device {device!r} that could pull")
+    if stream.retired:
+        raise AdminError(Reason.CONFLICT, f"device {device!r} is retired: enrol a new one")
     await _create(connection, tenant, project, device, mode="pull", url=None, max_pending=max_pending)
     await actor.acted(
         connection,
@@ -119,38 +103,66 @@ async def page(connection: Connection, tenant: str, project: str, *, after: str 
     return await destinations.list_of_project(connection, tenant, project, after=after, limit=rows)
 
 
-async def disable(connection: Connection, actor: Actor, tenant: str, project: str, destination: str) -> Destination:
-    """Let nothing more of a destination be sent; its mail is held. Afterwards the caller calls `move_mail`.
+async def change(
+    connection: Connection,
+    actor: Actor,
+    tenant: str,
+    project: str,
+    destination: str,
+    *,
+    url: str | None,
+    max_pending: int | None,
+    allow_http: bool,
+) -> Destination:
+    """Give a destination another address, other room, or both; what is None stays, and so do secrets and mail.
 
-    AdminError: no such destination, or disabled already.
+    AdminError: nothing to change, no such destination, an address that nothing may be pushed to, or one for a
+    destination that is pulled from.
+    """
+    if url is None and max_pending is None:
+        raise AdminError(Reason.REQUEST_INVALID, "nothing is to be changed: give a URL, or how much may be pending")
+    if url is not None:
+        _check_url(url, allow_http=allow_http)
+    found = await _lock(connection, tenant, project, destination)
+    if url is not None:
+        _require_pushed(found)
+    await destinations.change(connection, tenant, found.stream, url=url, max_pending=max_pending)
+    changed = replace(found, url=url or found.url, max_pending=max_pending or found.max_pending)
+    await actor.acted(
+        connection,
+        "destination.change",
+        tenant=tenant,
+        project=project,
+        destination=destination,
+        newUrl=changed.url != found.url,
+        maxPending=changed.max_pending,
+    )
+    return changed
+
+
+async def disable(connection: Connection, actor: Actor, tenant: str, project: str, destination: str) -> Destination:
+    """Let nothing more of a destination be sent; its mail is held. Afterwards the caller calls `holding.move_mail`.
+
+    One that is disabled already stays as it is: whoever disabled it may have been cut off before its mail was moved.
+    AdminError: no such destination.
     """
     found = await require(connection, tenant, project, destination)
-    if not await destinations.disable(connection, tenant, found.stream, reason="operator"):
-        raise AdminError(Reason.CONFLICT, f"destination {destination!r} is disabled already")
-    await actor.acted(connection, "destination.disable", tenant=tenant, project=project, destination=destination)
+    if await destinations.disable(connection, tenant, found.stream, reason="operator"):
+        await actor.acted(connection, "destination.disable", tenant=tenant, project=project, destination=destination)
     return found
 
 
 async def enable(connection: Connection, actor: Actor, tenant: str, project: str, destination: str) -> Destination:
-    """Let a destination's mail be sent again. Afterwards the caller calls `move_mail`.
+    """Let a destination's mail be sent again. Afterwards the caller calls `holding.move_mail`.
 
-    AdminError: no such destination, or enabled already.
+    One that is enabled already stays so. AdminError: no such destination, or its device is retired.
     """
-    found = await require(connection, tenant, project, destination)
-    if not await destinations.enable(connection, tenant, found.stream):
-        raise AdminError(Reason.CONFLICT, f"destination {destination!r} is enabled already")
-    await actor.acted(connection, "destination.enable", tenant=tenant, project=project, destination=destination)
+    found = await _lock(connection, tenant, project, destination)
+    if found.disabled_reason == "retired":
+        raise AdminError(Reason.CONFLICT, f"device {destination!r} is retired: nobody is to pull from its destination")
+    if await destinations.enable(connection, tenant, found.stream):
+        await actor.acted(connection, "destination.enable", tenant=tenant, project=project, destination=destination)
     return found
-
-
-async def move_mail(database: Database, tenant: str, stream: int) -> None:
-    """Let the queue follow a destination that was disabled or enabled, in many short transactions.
-
-    Each half moves nothing where the destination stands the other way, whoever changed it meanwhile.
-    """
-    for move in (lanes.hold, lanes.unhold):
-        while await database.transact(lambda connection, move=move: move(connection, tenant, stream)):
-            pass
 
 
 async def rotate_secret(
@@ -167,25 +179,19 @@ async def rotate_secret(
     """Make a new secret of each scheme; where none is given, of each that the destination has.
 
     The older ones sign for `overlap_s` more, so that the receiver has the time to take the new one. AdminError:
-    no such destination, it is pulled from, or an overlap of more than 30 days.
+    no such destination, it is pulled from, an overlap of more than 30 days, or too many secrets would sign.
     """
     if not 0 <= overlap_s <= MAX_OVERLAP_S:
         raise AdminError(Reason.REQUEST_INVALID, f"older secrets sign for at most {MAX_OVERLAP_S} s more")
-    found = await require_push(connection, tenant, project, destination)
-    has = await destinations.list_secrets(connection, tenant, found.stream)
-    wanted = schemes or sorted({Scheme(secret.scheme) for secret in has})
-    shown: list[ShownSecret] = []
-    for scheme in wanted:
-        made = await _add_secret(connection, tenant, found.stream, scheme, key)
-        await destinations.let_older_sign_until(connection, tenant, found.stream, newest=made.secret, for_s=overlap_s)
-        shown.append(made)
+    found = _require_pushed(await _lock(connection, tenant, project, destination))
+    shown = await replace_secrets(connection, tenant, found.stream, schemes=schemes, overlap_s=overlap_s, key=key)
     await actor.acted(
         connection,
         "destination.rotate-secret",
         tenant=tenant,
         project=project,
         destination=destination,
-        secrets=_told(shown),
+        secrets=told(shown),
         overlapSeconds=overlap_s,
     )
     return shown
@@ -196,7 +202,7 @@ async def note_test(connection: Connection, actor: Actor, tenant: str, project: 
 
     AdminError: no such destination, or it is pulled from.
     """
-    found = await require_push(connection, tenant, project, destination)
+    found = _require_pushed(await require(connection, tenant, project, destination))
     await actor.acted(connection, "destination.test", tenant=tenant, project=project, destination=destination)
     return found
 
@@ -204,18 +210,32 @@ async def note_test(connection: Connection, actor: Actor, tenant: str, project: 
 async def require(connection: Connection, tenant: str, project: str, destination: str) -> Destination:
     """One destination. AdminError: no such tenant, project or destination."""
     await require_projects(connection, tenant, [project])
-    found = await destinations.find(connection, tenant, project, destination)
+    return _there(await destinations.find(connection, tenant, project, destination), project, destination)
+
+
+async def _lock(connection: Connection, tenant: str, project: str, destination: str) -> Destination:
+    """The same, which nobody else changes until the transaction ends."""
+    await require_projects(connection, tenant, [project])
+    return _there(await destinations.lock(connection, tenant, project, destination), project, destination)
+
+
+def _there(found: Destination | None, project: str, destination: str) -> Destination:
     if found is None:
         raise AdminError(Reason.NOT_FOUND, f"project {project!r} has no destination {destination!r}")
     return found
 
 
-async def require_push(connection: Connection, tenant: str, project: str, destination: str) -> Destination:
-    """The same, unless it is pulled from."""
-    found = await require(connection, tenant, project, destination)
+def _require_pushed(found: Destination) -> Destination:
     if found.mode != "push":
-        raise AdminError(Reason.CONFLICT, f"destination {destination!r} is pulled from: nothing is sent there")
+        raise AdminError(Reason.CONFLICT, f"destination {found.destination!r} is pulled from: nothing is sent there")
     return found
+
+
+def _check_url(url: str, *, allow_http: bool) -> None:
+    try:
+        check_url(url, allow_http=allow_http)
+    except ValueError as error:
+        raise AdminError(Reason.REQUEST_INVALID, str(error)) from None
 
 
 async def _create(
@@ -236,18 +256,3 @@ async def _create(
     if stream is None:
         raise AdminError(Reason.CONFLICT, f"project {project!r} has a destination {destination!r} already")
     return stream
-
-
-async def _add_secret(
-    connection: Connection, tenant: str, stream: int, scheme: Scheme, key: DeploymentKey
-) -> ShownSecret:
-    secret, made = uuid4(), make_secret(scheme)
-    encrypted = key.encrypt(tenant, stream, Secret(scheme, made.key))
-    await destinations.insert_secret(
-        connection, tenant, stream, secret=secret, scheme=scheme.value, encrypted=encrypted
-    )
-    return ShownSecret(secret, scheme, for_receiver(made))
-
-
-def _told(secrets: Sequence[ShownSecret]) -> list[dict[str, str]]:
-    return [{"secret": str(secret.secret), "scheme": str(secret.scheme)} for secret in secrets]

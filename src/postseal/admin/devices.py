@@ -9,9 +9,9 @@ from postseal.admin.names import require_id, require_projects, require_tenant
 from postseal.errors import AdminError
 from postseal.identity.codes import code_hash, new_code
 from postseal.outcomes import Reason
-from postseal.postgres import devices, invitations, streams
+from postseal.postgres import destinations, devices, invitations, streams
 from postseal.postgres.devices import ListedDevice
-from postseal.postgres.part import WHOLE, ListPart
+from postseal.postgres.page import WHOLE, ListPart
 from postseal.postgres.transaction import Connection
 
 RESERVED_DEVICE = "controlplane"
@@ -49,17 +49,8 @@ async def invite(
     if device == RESERVED_DEVICE:
         raise AdminError(Reason.REQUEST_INVALID, f"{device!r} is the service's own name: choose another")
     wanted = await require_projects(connection, tenant, projects)
-    if adds_key:
-        owner = await _account_of(connection, tenant, device, account)
-    else:
-        owner = account or device
-        require_id("an account", owner)
-        if await devices.find(connection, tenant, device) is not None:
-            raise AdminError(
-                Reason.CONFLICT,
-                f"device {device!r} exists or existed already, and ids are never used again: choose another, "
-                "or add a further key to it (--add-key, addsKey over HTTP)",
-            )
+    account_of = _account_of_old if adds_key else _account_of_new
+    owner = await account_of(connection, tenant, device, account)
     code = new_code()
     hash_of_code = code_hash(code)
     assert hash_of_code is not None  # noqa: S101 - a new code has the form of a code
@@ -86,7 +77,19 @@ async def invite(
     return Invitation(tenant, device, wanted, code, expires_at)
 
 
-async def _account_of(connection: Connection, tenant: str, device: str, account: str | None) -> str:
+async def _account_of_new(connection: Connection, tenant: str, device: str, account: str | None) -> str:
+    owner = account or device
+    require_id("an account", owner)
+    if await devices.find(connection, tenant, device) is not None:
+        raise AdminError(
+            Reason.CONFLICT,
+            f"device {device!r} exists or existed already, and ids are never used again: choose another, "
+            "or add a further key to it (--add-key, addsKey over HTTP)",
+        )
+    return owner
+
+
+async def _account_of_old(connection: Connection, tenant: str, device: str, account: str | None) -> str:
     found = await devices.find(connection, tenant, device)
     if found is None:
         raise AdminError(Reason.NOT_FOUND, f"tenant {tenant!r} has no device {device!r} to add a key to")
@@ -103,11 +106,12 @@ async def list_of_tenant(connection: Connection, tenant: str, part: ListPart = W
     return await devices.list_of_tenant(connection, tenant, part)
 
 
-async def retire(connection: Connection, actor: Actor, tenant: str, device: str) -> None:
-    """Retire a device and all its streams: nothing new is taken from it, its duplicates are still answered.
+async def retire(connection: Connection, actor: Actor, tenant: str, device: str) -> list[int]:
+    """Retire a device: nothing new is taken from it, its duplicates are still answered, and it pulls no more.
 
-    Its credential stays valid until it expires; its id is never used again. AdminError: no such device, or it is
-    retired.
+    Its streams are retired and its pull destinations disabled, for ever. Their streams are returned: afterwards the
+    caller calls `holding.move_mail` for each. Its credential stays valid until it expires; its id is never used
+    again. AdminError: no such device, or it is retired.
     """
     found = await lock_quiet(connection, tenant, device)
     if found.retired:
@@ -115,6 +119,12 @@ async def retire(connection: Connection, actor: Actor, tenant: str, device: str)
     await streams.retire_of_device(connection, tenant, device)
     await devices.retire(connection, tenant, device)
     await actor.acted(connection, "device.retire", tenant=tenant, device=device)
+    pulled = await destinations.retire_of_device(connection, tenant, device)
+    for project in sorted(pulled):
+        await actor.acted(
+            connection, "destination.disable", tenant=tenant, project=project, destination=device, reason="retired"
+        )
+    return list(pulled.values())
 
 
 async def lock_quiet(connection: Connection, tenant: str, device: str) -> devices.Device:

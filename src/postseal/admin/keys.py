@@ -11,7 +11,7 @@ from postseal.errors import AdminError
 from postseal.outcomes import Reason
 from postseal.postgres import devices, keys
 from postseal.postgres.keys import ListedKey
-from postseal.postgres.part import WHOLE, ListPart
+from postseal.postgres.page import WHOLE, ListPart
 from postseal.postgres.transaction import Connection
 
 ACCEPTING = ("active", "retiring")

@@ -1,12 +1,13 @@
 """Streams: where each stands, and how its replay floor is raised (protocol section 5)."""
 
+from dataclasses import replace
+
 from postseal.admin.actor import Actor
 from postseal.admin.names import require_projects, require_tenant
 from postseal.envelope.canonical import MAX_INTEGER
 from postseal.errors import AdminError
 from postseal.outcomes import Reason
 from postseal.postgres import streams
-from postseal.postgres.reading import StreamRow, list_streams
 from postseal.postgres.streams import Stream
 from postseal.postgres.transaction import Connection
 from postseal.rules.stream import Cursor
@@ -22,10 +23,10 @@ async def list_of_tenant(connection: Connection, tenant: str, project: str | Non
     return await streams.list_of_tenant(connection, tenant, project)
 
 
-async def page(connection: Connection, tenant: str, project: str, *, after: str, rows: int) -> list[StreamRow]:
+async def page(connection: Connection, tenant: str, project: str, *, after: str, rows: int) -> list[Stream]:
     """At most `rows` streams of a project by producer, from the first one behind `after` on. AdminError: no such."""
     await require_projects(connection, tenant, [project])
-    return await list_streams(connection, tenant=tenant, project=project, after=after, limit=rows)
+    return await streams.page(connection, tenant, project, after=after, rows=rows)
 
 
 async def show(connection: Connection, tenant: str, project: str, producer: str) -> Stream:
@@ -68,7 +69,7 @@ async def raise_floor(
         forced=force,
         **{"from": stream.cursor.floor, "to": floor},
     )
-    return Stream(stream.key, project, producer, stream.retired, cursor)
+    return replace(stream, cursor=cursor)
 
 
 def _require(stream: Stream | None, project: str, producer: str) -> Stream:

@@ -31,6 +31,7 @@ NOUNS = {
     "inbox": "What devices have sent.",
     "destination": "Where deliveries go, and how it fares.",
     "delivery": "What is sent: enqueue, show, cancel.",
+    "intent": "What applications left and is not sealed.",
     "dead-letter": "Deliveries that were given up.",
     "login": "Database logins of applications that leave intents.",
     "envelope": "Seal one by hand, or look into one.",

@@ -1,7 +1,6 @@
 """`postseal delivery`: enqueue, show, cancel."""
 
 import json
-from pathlib import Path
 from typing import Annotated, Any, cast
 from uuid import UUID, uuid4
 
@@ -14,13 +13,11 @@ from postseal.cli.arguments import ProjectName, TenantName
 from postseal.cli.command import Session, command
 from postseal.cli.failures import fail
 from postseal.cli.output import print_json, print_record, print_table, record
-from postseal.envelope.kinds import NO_KINDS
-from postseal.kinds_folder import load_kinds
-from postseal.outbound.outbox import Intent, Outbox, Sealed, Unsealed
+from postseal.outbound.wishes import Sealed, Unsealed, Wish
 from postseal.postgres.database import Database, Part
 from postseal.postgres.mail import ShownDelivery, ShownIntent
 from postseal.settings import MAX_ATTEMPTS
-from postseal.signing.pem_folder import PemFolder, folder_of
+from postseal.worker_service import outbox_of
 
 DeliveryId = Annotated[UUID, Argument(metavar="DELIVERY", help="The delivery's id.", show_default=False)]
 
@@ -43,7 +40,7 @@ def enqueue(
     ] = None,
 ) -> None:
     """Seal a delivery with the signing key on this machine; a worker sends it."""
-    intent = Intent(
+    wish = Wish(
         destination=destination,
         data=_object(data),
         idempotency_key=idempotency_key or str(uuid4()),
@@ -51,11 +48,8 @@ def enqueue(
     )
 
     async def flow(database: Database) -> Sealed | Unsealed:
-        settings = session.settings
-        kinds = load_kinds(Path(settings.kinds_dir)) if settings.kinds_dir else NO_KINDS
-        keys = PemFolder(folder_of(settings))
-        outbox = Outbox(database, keys, kinds=kinds, attempt_limit=settings.attempt_limit)
-        [result] = await outbox.enqueue(tenant, project, [intent], session.actor.account)
+        outbox = outbox_of(session.settings, database)
+        [result] = await outbox.enqueue(tenant, project, [wish], session.actor.account)
         return result
 
     session.transact(lambda connection: require_projects(connection, tenant, [project]))
@@ -65,7 +59,7 @@ def enqueue(
     document = {
         "delivery": result.delivery,
         "destination": destination,
-        "idempotencyKey": intent.idempotency_key,
+        "idempotencyKey": wish.idempotency_key,
         "sequence": result.sequence,
         "eventIdentity": result.event_identity.hex(),
         "state": str(result.state),

@@ -1,4 +1,4 @@
-"""`postseal destination`: create, list, disable, enable, test, rotate-secret."""
+"""`postseal destination`: create, list, change, disable, enable, test, rotate-secret."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Literal
@@ -7,20 +7,23 @@ from typer import Argument, BadParameter, Option, Typer, echo
 
 from postseal.admin import destinations
 from postseal.admin.actor import Actor
-from postseal.admin.destinations import MAX_OVERLAP_S, Secrets, ShownSecret
+from postseal.admin.destinations import CreatedDestination, Secrets
+from postseal.admin.secrets import MAX_OVERLAP_S, Schemes, ShownSecret, schemes_of
 from postseal.cli.arguments import ProjectName, TenantName
 from postseal.cli.command import Session, command
 from postseal.cli.failures import fail
 from postseal.cli.output import SECONDS_AN_HOUR, print_json, print_record, print_table, record
+from postseal.outbound.holding import move_mail
 from postseal.outbound.probing import probe
 from postseal.postgres.database import Connection, Database, Part
 from postseal.postgres.destinations import Destination
 from postseal.rules.delivery import Attempted
-from postseal.senders import Scheme
 from postseal.worker_service import deployment_key, http_sender
 
 DestinationName = Annotated[str, Argument(metavar="DESTINATION", help="The destination.", show_default=False)]
-Schemes = Literal["v1", "v1a", "both"]
+MaxPending = Annotated[
+    int | None, Option(min=1, max=100_000_000, help="How many deliveries may be pending.", show_default=False)
+]
 DEFAULT_OVERLAP_HOURS = 24
 PAGE_ROWS = 1_000
 COLUMNS = (
@@ -50,37 +53,25 @@ def create(
     scheme: Annotated[
         Schemes | None, Option(help="How requests are signed: a shared secret (v1, the default), a key pair (v1a).")
     ] = None,
-    max_pending: Annotated[
-        int | None, Option(min=1, max=100_000_000, help="How many deliveries may be pending.", show_default=False)
-    ] = None,
+    max_pending: MaxPending = None,
 ) -> None:
     """Make a destination; what its receiver verifies requests with is shown this once."""
-    settings, room = session.settings, max_pending or session.settings.max_pending
-    if mode == "pull":
-        if url is not None or scheme is not None:
-            raise BadParameter("what is pulled from has neither --url nor --scheme")
-        made = session.transact(
-            lambda connection: destinations.create_pull(
-                connection, session.actor, tenant, project, destination, max_pending=room
-            )
-        )
-    elif url is None:
+    settings, actor, room = session.settings, session.actor, max_pending or session.settings.max_pending
+    if mode == "pull" and (url is not None or scheme is not None):
+        raise BadParameter("what is pulled from has neither --url nor --scheme")
+    if mode == "push" and url is None:
         raise BadParameter("what is pushed to needs --url")
-    else:
-        secrets = Secrets(deployment_key(settings), settings.allow_http)
-        made = session.transact(
-            lambda connection: destinations.create_push(
-                connection,
-                session.actor,
-                tenant,
-                project,
-                destination,
-                url=url,
-                schemes=_schemes(scheme) or [Scheme.V1],
-                max_pending=room,
-                secrets=secrets,
-            )
+    secrets = None if url is None else Secrets(deployment_key(settings), settings.allow_http)
+
+    async def act(connection: Connection) -> CreatedDestination:
+        names = (connection, actor, tenant, project, destination)
+        if url is None or secrets is None:
+            return await destinations.create_pull(*names, max_pending=room)
+        return await destinations.create_push(
+            *names, url=url, schemes=schemes_of(scheme), max_pending=room, secrets=secrets
         )
+
+    made = session.transact(act)
     document = record(made) | {"secrets": [record(secret) for secret in made.secrets]}
     if session.as_json:
         print_json(document)
@@ -98,16 +89,59 @@ def list_all(session: Session, tenant: TenantName, project: ProjectName) -> None
         print_table([row | {"state": _state(row["disabledReason"])} for row in rows], COLUMNS)
 
 
+@command(app, "change")
+def change(
+    session: Session,
+    tenant: TenantName,
+    project: ProjectName,
+    destination: DestinationName,
+    *,
+    url: Annotated[
+        str | None, Option(metavar="URL", help="Where deliveries are pushed to.", show_default=False)
+    ] = None,
+    max_pending: MaxPending = None,
+) -> None:
+    """Give a destination another URL, or other room for what is pending; its secrets and its mail stay."""
+    if url is None and max_pending is None:
+        raise BadParameter("say what is to be changed: --url, --max-pending")
+
+    async def act(connection: Connection) -> Destination:
+        return await destinations.change(
+            connection,
+            session.actor,
+            tenant,
+            project,
+            destination,
+            url=url,
+            max_pending=max_pending,
+            allow_http=session.settings.allow_http,
+        )
+
+    changed = session.transact(act)
+    document = {
+        "tenant": tenant,
+        "project": project,
+        "destination": destination,
+        "mode": changed.mode,
+        "url": changed.url,
+        "maxPending": changed.max_pending,
+    }
+    if session.as_json:
+        print_json(document)
+    else:
+        print_record(document)
+
+
 @command(app, "disable")
 def disable(session: Session, tenant: TenantName, project: ProjectName, destination: DestinationName) -> None:
     """Send nothing more to a destination; its mail is held."""
-    _change(session, destinations.disable, tenant, project, destination, "disabled")
+    _switch(session, destinations.disable, tenant, project, destination, "disabled")
 
 
 @command(app, "enable")
 def enable(session: Session, tenant: TenantName, project: ProjectName, destination: DestinationName) -> None:
     """Send what is held for a destination, and what comes."""
-    _change(session, destinations.enable, tenant, project, destination, "enabled")
+    _switch(session, destinations.enable, tenant, project, destination, "enabled")
 
 
 @command(app, "test")
@@ -154,7 +188,7 @@ def rotate_secret(
             tenant,
             project,
             destination,
-            schemes=_schemes(scheme),
+            schemes=schemes_of(scheme),
             overlap_s=overlap_hours * SECONDS_AN_HOUR,
             key=key,
         )
@@ -164,13 +198,6 @@ def rotate_secret(
         print_json({"tenant": tenant, "project": project, "destination": destination, "secrets": rows})
     else:
         print_table(rows, ("scheme", "receiver", "secret"))
-
-
-def _schemes(wanted: Schemes | None) -> list[Scheme]:
-    """The schemes that were named; none where none was."""
-    if wanted is None:
-        return []
-    return [Scheme.V1, Scheme.V1A] if wanted == "both" else [Scheme(wanted)]
 
 
 async def _all(database: Database, tenant: str, project: str) -> list[Destination]:
@@ -186,7 +213,7 @@ async def _all(database: Database, tenant: str, project: str) -> list[Destinatio
         after = page[-1].destination
 
 
-def _change(
+def _switch(
     session: Session,
     act: Callable[[Connection, Actor, str, str, str], Awaitable[Destination]],
     tenant: str,
@@ -196,7 +223,7 @@ def _change(
 ) -> None:
     async def flow(database: Database) -> None:
         found = await database.transact(lambda connection: act(connection, session.actor, tenant, project, destination))
-        await destinations.move_mail(database, tenant, found.stream)
+        await move_mail(database, tenant, found.stream)
 
     session.run(Part.ADMIN, flow)
     if session.as_json:

@@ -16,6 +16,7 @@ from postseal.enrolment import Enrolled, enrol
 from postseal.envelope import ed25519
 from postseal.envelope.enrolment import prove
 from postseal.errors import AdminError, Refused, Unavailable
+from postseal.outbound.holding import move_mail
 from postseal.outcomes import Reason
 from postseal.postgres.database import Database, Part
 from postseal.private_files import write_private
@@ -83,6 +84,7 @@ def enroll(
             )
 
     enrolled = record(session.run(Part.ADMIN, flow)) | {"keyFile": str(key_out)}
+    del enrolled["again"]  # the code was made for this
     if session.as_json:
         print_json(enrolled)
     else:
@@ -102,8 +104,14 @@ def list_all(session: Session, tenant: TenantName) -> None:
 
 @command(app, "retire")
 def retire(session: Session, tenant: TenantName, device: DeviceName) -> None:
-    """Take nothing new from a device, for ever. Its id is never used again."""
-    session.transact(lambda connection: devices.retire(connection, session.actor, tenant, device))
+    """Take nothing new from a device, for ever, and hold what is for it. Its id is never used again."""
+
+    async def flow(database: Database) -> None:
+        pulled = await database.transact(lambda connection: devices.retire(connection, session.actor, tenant, device))
+        for stream in pulled:
+            await move_mail(database, tenant, stream)
+
+    session.run(Part.ADMIN, flow)
     if session.as_json:
         print_json({"tenant": tenant, "device": device})
     else:

@@ -19,10 +19,11 @@ from postseal.cli.command import Session, command
 from postseal.cli.output import print_json, text
 from postseal.errors import Unavailable
 from postseal.identity.verified import Role, VerifiedIdentity
-from postseal.inbound.reading import Closed, Page, read_page, read_stream, read_streams
+from postseal.inbound.reading import ClosedRange, Page, read_page, read_stream, read_streams
 from postseal.postgres.database import Database, Part
 from postseal.postgres.hint import listen
-from postseal.postgres.reading import EnvelopeRow, StreamRow
+from postseal.postgres.reading import EnvelopeRow
+from postseal.postgres.streams import Stream
 
 PAGE_STREAMS = 500
 PAGE_ENVELOPES = 500
@@ -90,7 +91,7 @@ class _Printer:
                 self.positions[stream.producer] = page.next_after
             self._tell_of_hole(stream)
 
-    def _tell_of_hole(self, stream: StreamRow) -> None:
+    def _tell_of_hole(self, stream: Stream) -> None:
         """Say once what a stream waits for: what came behind a hole is retained and not shown yet."""
         holes = stream.cursor.holes()
         if holes and self.told_of.get(stream.producer) != holes[0]:
@@ -126,7 +127,7 @@ async def _follow(database: Database, printer: _Printer) -> None:
 
 async def _streams(
     database: Database, reader: VerifiedIdentity, project: str, producer: str | None
-) -> AsyncIterator[StreamRow]:
+) -> AsyncIterator[Stream]:
     if producer is not None:
         yield await read_stream(database, reader, project, producer)
         return
@@ -138,7 +139,7 @@ async def _streams(
 
 
 async def _pages(
-    database: Database, reader: VerifiedIdentity, project: str, stream: StreamRow, after: int
+    database: Database, reader: VerifiedIdentity, project: str, stream: Stream, after: int
 ) -> AsyncIterator[Page]:
     """What stands behind `after`, at least as far as the stream was seen; each page comes nearer to its end."""
     while after < stream.cursor.contiguous:
@@ -147,8 +148,8 @@ async def _pages(
         after = page.next_after
 
 
-def _print(session: Session, producer: str, item: EnvelopeRow | Closed) -> None:
-    if isinstance(item, Closed):
+def _print(session: Session, producer: str, item: EnvelopeRow | ClosedRange) -> None:
+    if isinstance(item, ClosedRange):
         line: dict[str, Any] = {"from": item.first, "to": item.last, "closed": True}
         words = [f"{item.first}-{item.last}", "closed by the floor"]
     else:

@@ -21,10 +21,13 @@ def migrate(
     session: Session,
     *,
     plan: Annotated[bool, Option("--plan", help="Only show what would be applied.")] = False,
+    new_passwords: Annotated[
+        bool, Option("--new-passwords", help="Give the service's roles new passwords; the old ones end at once.")
+    ] = False,
 ) -> None:
     """Bring the database up to date, as its owner; an embedded one is whenever it is opened."""
     with open_access(session.settings, log=structlog.get_logger()) as access:
-        migrations = _pending(access) if plan else _apply(session.settings, access)
+        migrations = _pending(access) if plan else _apply(session.settings, access, new_passwords=new_passwords)
     if session.as_json:
         print_json({"pending" if plan else "applied": [migration.name for migration in migrations]})
         return
@@ -39,9 +42,11 @@ def _pending(access: Access) -> list[Migration]:
         return pending(connection)
 
 
-def _apply(settings: Settings, access: Access) -> list[Migration]:
+def _apply(settings: Settings, access: Access, *, new_passwords: bool) -> list[Migration]:
     """What was applied. The files that only this deployment has are made with it, where they are missing."""
     for file in (access.passfile, deployment_key_file(settings)):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    applied = access.migrate(new_passwords=new_passwords)
+    # After it: where the roles are another machine's, the deployment has its key there.
     load_deployment_key(deployment_key_file(settings), make=True)
-    return access.migrate()
+    return applied

@@ -8,7 +8,6 @@
 """
 
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -20,7 +19,7 @@ from postseal.cli.command import Session, command
 from postseal.cli.output import print_json
 from postseal.errors import StartupError
 from postseal.postgres.access import open_access
-from postseal.postgres.home import default_home
+from postseal.postgres.home import home_of
 from postseal.postgres.postmaster import MAX_CONNECTIONS
 from postseal.service import connections_a_process
 from postseal.settings import MAX_PORT, Settings
@@ -55,7 +54,7 @@ def serve(
     _require_connections(settings, processes)
     logs.configure(settings.log_level)
     log = structlog.get_logger()
-    folder = Path(settings.data_dir) if settings.data_dir else default_home()
+    folder = home_of(settings)
     log.info("starting", data_folder=str(folder), embedded=settings.database_url is None, processes=processes)
 
     with ExitStack() as held:

@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any
 
+import msgspec
 from typer import Argument, Option, Typer
 
 from postseal.admin import streams
@@ -9,6 +10,7 @@ from postseal.cli.arguments import ProjectName, TenantName
 from postseal.cli.command import Session, command
 from postseal.cli.output import print_json, print_record, print_table
 from postseal.postgres.streams import Stream
+from postseal.web.documents import of_stream
 
 ProducerName = Annotated[str, Argument(metavar="PRODUCER", help="The producer: a device's id.", show_default=False)]
 
@@ -59,17 +61,8 @@ def raise_floor(
 
 
 def _standing(stream: Stream) -> dict[str, Any]:
-    cursor = stream.cursor
-    return {
-        "project": stream.project,
-        "producer": stream.producer,
-        "contiguousThrough": cursor.contiguous,
-        "highest": cursor.highest,
-        "replayFloor": cursor.floor,
-        "nextSequence": cursor.highest + 1,
-        "missing": [{"from": first, "to": last} for first, last in cursor.holes()],
-        "retired": stream.retired,
-    }
+    """What the HTTP surface says of it."""
+    return msgspec.to_builtins(of_stream(stream))
 
 
 def _print(session: Session, stream: Stream) -> None:

@@ -19,10 +19,12 @@ from postseal import logs
 from postseal.cli.command import Session, command
 from postseal.cli.failures import fail
 from postseal.cli.output import print_json, print_record
-from postseal.outbound.cycle import Counts, CycleReport
+from postseal.open_files import allow_open_files
+from postseal.outbound.cycle import CycleReport
+from postseal.outbound.means import Counts
 from postseal.postgres.access import Access, open_access
 from postseal.settings import Settings
-from postseal.worker_service import composed_worker, running_worker
+from postseal.worker_service import composed_worker, running_worker, worker_files
 
 ENDED_AT_ONCE = 128 + signal.SIGTERM
 END_S = 15.0
@@ -41,6 +43,7 @@ def worker(
     settings = session.settings
     logs.configure(settings.log_level)
     log = structlog.get_logger()
+    allow_open_files(worker_files(settings))
     with open_access(settings, log=log) as access:
         access.check()
         if once:
@@ -67,6 +70,7 @@ async def _once(settings: Settings, access: Access) -> CycleReport | None:
 
 
 async def _run(settings: Settings, access: Access, ready: Callable[[], None]) -> None:
+    log = structlog.get_logger()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -81,8 +85,9 @@ async def _run(settings: Settings, access: Access, ready: Callable[[], None]) ->
     async with running_worker(settings, access) as delivery:
         ready()
         await stop.wait()
+        log.info("worker_stops", out=delivery.worker.out)
     worker = delivery.worker
-    structlog.get_logger().info("worker_stopped", turns=worker.turns, **asdict(worker.totals))
+    log.info("worker_stopped", turns=worker.turns, **asdict(worker.totals))
 
 
 def _cut() -> None:

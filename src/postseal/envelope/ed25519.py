@@ -35,7 +35,17 @@ def public_key(seed: bytes) -> bytes:
 
 def sign(seed: bytes, message: bytes) -> bytes:
     """Return the 64-byte signature of `message`; deterministic (RFC 8032)."""
+    return sign_with(signing_form(seed), message)
+
+
+def signing_form(seed: bytes) -> bytes:
+    """Return the 64 bytes of a private key that `sign_with` takes: whoever signs often makes them once."""
     _, secret = bindings.crypto_sign_seed_keypair(seed)
+    return secret
+
+
+def sign_with(secret: bytes, message: bytes) -> bytes:
+    """Return the same signature by a private key in its `signing_form`."""
     return bindings.crypto_sign(message, secret)[:SIGNATURE_BYTES]
 
 

@@ -14,6 +14,9 @@ After the signature holds, `open_payload` reads all of it:
         and the bytes are the canonical form                else payload_invalid
 
 Where a member is repeated, both stages read the last one, and the canonical form then refuses the payload.
+
+What is right in every point is decoded once, by `read_claims`, and no step needs to look again. Only where something is
+amiss does each step read for itself, so that the first one that refuses the payload says why.
 """
 
 import re
@@ -156,13 +159,22 @@ _DEPLOYMENT_PAYLOAD = msgspec.json.Decoder(DeploymentPayload, float_hook=_no_flo
 class Claims:
     """A payload before its signature holds: good only to refuse it."""
 
-    members: dict[str, Any]
+    payload: bytes
+    event: "Payload | DeploymentPayload | None"
+    """All of it, if it is canonical and each member in its bounds; of a deployment's kind no schema was asked yet."""
+
+    @property
+    def members(self) -> dict[str, Any]:
+        """Whatever the object has, held against no rule."""
+        return _CLAIMS.decode(self.payload)
 
     def route(self) -> Route:
-        """Return what the payload says its route is: three strings, held against no pattern; no audience.
+        """Return what the payload says its route is: three strings, held against no pattern.
 
         Refused with `identity_out_of_bounds` where one is absent or no string.
         """
+        if self.event is not None:
+            return self.event.route
         try:
             claim = msgspec.convert(self.members.get("route"), _RouteClaim)
         except msgspec.ValidationError:
@@ -172,35 +184,54 @@ class Claims:
 
     def identities(self) -> Identities:
         """Return them; Refused with `identity_out_of_bounds` where one is absent or breaks its rule."""
+        if (event := self.event) is not None:
+            return Identities(event_id=event.event_id, idempotency_key=event.idempotency_key, sequence=event.sequence)
+        members = self.members
         try:
-            identities = msgspec.convert(self.members, Identities)
+            identities = msgspec.convert(members, Identities)
         except msgspec.ValidationError as error:
             raise Refused(Reason.IDENTITY_OUT_OF_BOUNDS, f"{_place(error)} breaks its rule") from None
         # msgspec reads a UUID in capitals, or without hyphens, too.
-        if str(identities.event_id) != self.members["eventId"]:
+        if str(identities.event_id) != members["eventId"]:
             raise Refused(Reason.IDENTITY_OUT_OF_BOUNDS, "eventId is no lower-case UUID")
         return identities
 
 
-def read_claims(payload: bytes) -> Claims:
+def read_claims(payload: bytes, kinds: Kinds = NO_KINDS) -> Claims:
     """Step 2a. Refused with `envelope_malformed` unless the payload is a JSON object."""
     try:
-        return Claims(_CLAIMS.decode(payload))
+        event = _decode(payload, kinds)
+        if canonical.is_canonical(payload, event):
+            return Claims(payload, event)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        _CLAIMS.decode(payload)
     except (ValueError, RecursionError):
         # No chained cause, here and below: msgspec's messages may quote the payload.
         raise Refused(Reason.ENVELOPE_MALFORMED, "the payload is no JSON object") from None
+    return Claims(payload, None)
 
 
-def open_payload(payload: bytes, kinds: Kinds = NO_KINDS) -> Payload | DeploymentPayload:
+def open_claims(claims: Claims, kinds: Kinds = NO_KINDS) -> Payload | DeploymentPayload:
     """Step 4: read an event that came in. Refused with `schema_version_unsupported` or `payload_invalid`.
 
     Bytes that are no JSON object are `envelope_malformed`, as in step 2a. An event whose kind is one of `kinds` is a
     DeploymentPayload, every other one a Payload.
     """
-    opened = _open(payload, kinds)
+    opened = claims.event
+    if opened is None:
+        opened = _open(claims.payload, kinds)
+    else:
+        _require_schema(opened, kinds)
     if opened.route.audience is not UNSET:
         raise Refused(Reason.PAYLOAD_INVALID, "route.audience is only for what the control plane sends")
     return opened
+
+
+def open_payload(payload: bytes, kinds: Kinds = NO_KINDS) -> Payload | DeploymentPayload:
+    """The same, of a payload whose claims nobody has read."""
+    return open_claims(Claims(payload, None), kinds)
 
 
 def open_delivery(payload: bytes, kinds: Kinds = NO_KINDS) -> Payload | DeploymentPayload:
@@ -228,12 +259,14 @@ def _open(payload: bytes, kinds: Kinds) -> Payload | DeploymentPayload:
         opened = _decode(payload, kinds)
     except (ValueError, RecursionError) as error:
         raise _fault(payload, f"{_place(error)} breaks its rule") from None
+    _require_schema(opened, kinds)
     if not canonical.is_canonical(payload, opened):
         raise Refused(Reason.PAYLOAD_INVALID, "the payload is not in RFC 8785 canonical form")
     return opened
 
 
 def _decode(payload: bytes, kinds: Kinds) -> Payload | DeploymentPayload:
+    """Read all members; of a deployment's kind, which is one of `kinds`, those outside of `data`."""
     try:
         return _PAYLOAD.decode(payload)
     except (ValueError, RecursionError):
@@ -241,12 +274,15 @@ def _decode(payload: bytes, kinds: Kinds) -> Payload | DeploymentPayload:
             raise
         opened = _DEPLOYMENT_PAYLOAD.decode(payload)
         name = opened.data.get("kind")
-        kind = kinds.get(name) if isinstance(name, str) else None
-        if kind is None:
+        if not isinstance(name, str) or name not in kinds:
             raise
-    if place := kind.fault(opened.data):
+        return opened
+
+
+def _require_schema(opened: Payload | DeploymentPayload, kinds: Kinds) -> None:
+    """Hold the data of a deployment's kind against its schema."""
+    if isinstance(opened, DeploymentPayload) and (place := kinds[opened.data["kind"]].fault(opened.data)):
         raise Refused(Reason.PAYLOAD_INVALID, f"{place} breaks its rule")
-    return opened
 
 
 def _fault(payload: bytes, detail: str) -> Refused:

@@ -19,8 +19,10 @@ from postseal.verdicts import Receipt, Refusal, Verdict, unavailable
 
 GROUP_ENTRIES = 256
 """A group takes no further submission once it has so many entries: that bounds how long its streams are locked."""
+GATHER_BELOW = 64
+"""A group that has fewer entries waits for more."""
 GATHER_S = 0.0005
-"""How long a group waits for more. Under load the queue fills while the previous group commits, and this adds nothing;
+"""How long it waits. Under load the queue fills while the previous group commits, and this adds nothing;
 where there is little, every single request pays for it."""
 QUEUE_ENTRIES = 20_000
 """More than this waiting is about a second's work: the next one is told `unavailable` at once."""
@@ -107,7 +109,7 @@ class Committer:
                         return []
                     self._arrived.clear()
                     await self._arrived.wait()
-                if self.queued_entries < GROUP_ENTRIES and not self._stopping:
+                if self.queued_entries < GATHER_BELOW and not self._stopping:
                     await asyncio.sleep(GATHER_S)
                 if group := self._take():
                     return group

@@ -1,7 +1,8 @@
-"""receive(): the seven checks, in this order (protocol section 4).
+"""receive(): the checks 1 to 7 on what a verified caller sends, in this order (protocol section 4).
 
-0. the identity limit, keyed by the network peer                                      `door.py`
-1. the credential becomes a verified identity; then the sync limit; then the role     `door.py`, `limits.py`
+The adapter has asked the door before (check 0 and the first half of 1), and whoever it does not know gets no further.
+
+1. the credential became a verified identity; then the sync limit; then the role      `door.py`, `limits.py`
 2. outer shape; the route against the verified scope; bounded identities              `envelope/`
 3. the key inside that scope; Ed25519 over the exact bytes                            `postgres/keys.py`
 4. controlplane/v1, schema version 1, the closed payload                              `envelope/v1.py`
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from postseal.correlation import new_correlation_id
-from postseal.door import Door, RateLimited, require_role
+from postseal.door import RateLimited, require_role
 from postseal.envelope import dsse, ed25519, v1
 from postseal.envelope.kinds import Kinds
 from postseal.errors import Refused, Unavailable
@@ -47,10 +48,9 @@ LINES_A_TURN = 20
 
 @dataclass(frozen=True, slots=True)
 class Inbound:
-    """A request as an adapter hands it over, its body within the body limit."""
+    """A request as an adapter hands it over, its caller let in by the door, its body within the body limit."""
 
-    peer: str
-    credential: str | None = field(repr=False)
+    caller: VerifiedIdentity
     body: bytes = field(repr=False)
 
 
@@ -60,7 +60,6 @@ class Inbox:
     def __init__(
         self,
         *,
-        door: Door,
         sync_rate: Rate,
         database: Database,
         committer: Committer,
@@ -69,7 +68,6 @@ class Inbox:
         max_envelope_bytes: int,
         kinds: Kinds,
     ) -> None:
-        self._door = door
         self._sync = RateLimiter(sync_rate, clock)
         self.verified = 0
         """Signatures, good and bad, and the seconds that they took."""
@@ -97,18 +95,17 @@ class Inbox:
     async def receive(self, inbound: Inbound) -> Verdict:
         """The verdict on one envelope: a Receipt once it is committed, or a Refusal.
 
-        Raises Refused for a caller who is limited or not known, and Unavailable when nothing is known.
+        Raises Refused for a caller who is limited, and Unavailable when nothing is known.
         """
         self.require_room()
-        caller = await self._door.identify(inbound.peer, inbound.credential)  # 0, 1
-        self._take_permits(caller, 1)  # 1
-        entry = await self._check(caller, inbound.body)  # 1 to 4
+        self._take_permits(inbound.caller, 1)  # 1
+        entry = await self._check(inbound.caller, inbound.body)  # 1 to 4
         return (await self._committer.commit([entry]))[0]  # 5, 6; to return is 7
 
     async def receive_batch(self, inbound: Inbound) -> Refusal | list[Verdict]:
         """One verdict a line, in order, all of one transaction where it can be; or one Refusal of the whole."""
         self.require_room()
-        caller = await self._door.identify(inbound.peer, inbound.credential)
+        caller = inbound.caller
         lines = split_lines(inbound.body)
         self._take_permits(caller, min(max(len(lines), 1), MAX_BATCH_LINES))
         if refusal := self._refuse_whole(caller, inbound.body, lines):
@@ -124,15 +121,12 @@ class Inbox:
         return await self._committer.commit(entries)
 
     async def refuse(self, inbound: Inbound, reason: Reason, detail: str) -> Refusal:
-        """What the adapter refused before `receive()`, audited if its caller is known and within their limits."""
+        """What the adapter refused before `receive()`, audited if its caller is within the sync limit."""
         self.require_room()
-        unaudited = Refusal(reason, new_correlation_id(), detail)
-        try:
-            caller = await self._door.identify(inbound.peer, inbound.credential)
-            self._take_permits(caller, 1)
-        except Refused:
-            return unaudited
-        entry = _undecodable(caller, inbound.body, Refused(reason, detail))
+        # Over the limit nothing is counted either: the caller is told the adapter's reason, not `sync_rate_limited`.
+        if not self._sync.take(_sync_key(inbound.caller)).granted:
+            return Refusal(reason, new_correlation_id(), detail)
+        entry = _undecodable(inbound.caller, inbound.body, Refused(reason, detail))
         return await self._committer.audit(entry)
 
     async def close(self) -> None:
@@ -156,7 +150,7 @@ class Inbox:
             return _undecodable(caller, body, refused)
         project = None
         try:
-            claims = v1.read_claims(envelope.payload)
+            claims = v1.read_claims(envelope.payload, self._kinds)
             route = claims.route()
             _require_own_route(caller, route)
             project = route.project
@@ -164,7 +158,7 @@ class Inbox:
             signer = await self._resolve(caller, project, envelope.keyid)  # 3
             if not self._verify(signer, envelope):
                 raise Refused(Reason.SIGNATURE_INVALID, "the signature does not hold over the signed bytes")
-            v1.open_payload(envelope.payload, self._kinds)  # 4
+            v1.open_claims(claims, self._kinds)  # 4
         except Refused as refused:
             return AuditOnly(
                 caller,
@@ -214,7 +208,7 @@ class Inbox:
         return holds
 
     def _take_permits(self, caller: VerifiedIdentity, permits: int) -> None:
-        key = "/".join((caller.tenant, caller.account, caller.device or caller.credential_id))
+        key = _sync_key(caller)
         quota = self._sync.take(key, permits)
         if not quota.granted:
             limited = RateLimited(Reason.SYNC_RATE_LIMITED, quota, new_correlation_id())
@@ -237,6 +231,10 @@ def split_lines(body: bytes) -> list[bytes]:
     if not lines[-1]:
         lines.pop()
     return lines
+
+
+def _sync_key(caller: VerifiedIdentity) -> str:
+    return "/".join((caller.tenant, caller.account, caller.device or caller.credential_id))
 
 
 def _require_own_route(caller: VerifiedIdentity, route: v1.Route) -> None:

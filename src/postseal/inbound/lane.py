@@ -101,11 +101,18 @@ class Lane:
     async def _transact(self, entries: Sequence[Entry]) -> list[Verdict]:
         async with self._borrowed() as connection:
             with self._metrics.commit_seconds.time():
-                verdicts = await within_deadline(connection, self._exchange(connection, entries), DATABASE_DEADLINE_S)
+                ledger = await within_deadline(connection, self._exchange(connection, entries), DATABASE_DEADLINE_S)
         self._metrics.commits[CommitResult.CERTAIN].inc()
-        return verdicts
+        self._tell(ledger.cursors)
+        return ledger.verdicts
 
-    async def _exchange(self, connection: Connection, entries: Sequence[Entry]) -> list[Verdict]:
+    def _tell(self, cursors: Mapping[StreamKey, Cursor]) -> None:
+        try:
+            self._moved(cursors)
+        except Exception as fault:  # noqa: BLE001 - what is committed is answered, whatever becomes of a hint
+            _log.error("hint_not_told", error=type(fault).__name__, at=where(fault))
+
+    async def _exchange(self, connection: Connection, entries: Sequence[Entry]) -> Ledger:
         with CommitWitness(connection) as witness:
             group = await open_group(connection, [entry.names for entry in entries if isinstance(entry, Arrival)])
             ledger = Ledger.of(
@@ -118,8 +125,7 @@ class Lane:
             await close_group(
                 connection, witness, retained=ledger.retained, audits=ledger.audits, cursors=ledger.cursors
             )
-        self._moved(ledger.cursors)
-        return ledger.verdicts
+        return ledger
 
     @asynccontextmanager
     async def _borrowed(self) -> AsyncGenerator[Connection]:

@@ -13,27 +13,20 @@ from postseal.door import require_role
 from postseal.errors import Refused
 from postseal.identity.verified import Role, VerifiedIdentity
 from postseal.outcomes import Reason
+from postseal.postgres import streams
 from postseal.postgres.database import Connection, Database
 from postseal.postgres.ingest import StreamKey
-from postseal.postgres.reading import (
-    EnvelopeRow,
-    KeyRow,
-    StreamRow,
-    find_stream,
-    list_keys,
-    list_streams,
-    read_envelopes,
-)
+from postseal.postgres.reading import EnvelopeRow, KeyRow, list_keys, read_envelopes
+from postseal.postgres.streams import Stream
 
 T = TypeVar("T")
 
-MAX_PAGE_ITEMS = 1000
 PAGE_PAYLOAD_BYTES = 256 * 1024
 """A page ends after the envelope with which its payloads reach this."""
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class ClosedRange:
     """Sequences that will never be there, both ends included: the replay floor rose over them."""
 
     first: int
@@ -45,7 +38,7 @@ class Page:
     """Envelopes and closed ranges of a stream in order, through the contiguous cursor at most."""
 
     stream: StreamKey
-    items: list[EnvelopeRow | Closed]
+    items: list[EnvelopeRow | ClosedRange]
     contiguous: int
     next_after: int
     """What the next page comes after."""
@@ -53,7 +46,7 @@ class Page:
 
 async def read_streams(
     database: Database, caller: VerifiedIdentity, project: str, *, after: str, limit: int
-) -> list[StreamRow]:
+) -> list[Stream]:
     """At most `limit` streams that the caller may see, by producer, from the first one behind `after` on.
 
     Raises Refused `role_forbidden` or `not_found`, and Unavailable; so do the functions below.
@@ -64,17 +57,17 @@ async def read_streams(
         return [await read_stream(database, caller, project, own)] if after < own else []
     _require_project(caller, project)
     return await database.transact(
-        lambda connection: list_streams(connection, tenant=caller.tenant, project=project, after=after, limit=limit)
+        lambda connection: streams.page(connection, caller.tenant, project, after=after, rows=limit)
     )
 
 
-async def read_stream(database: Database, caller: VerifiedIdentity, project: str, producer: str) -> StreamRow:
+async def read_stream(database: Database, caller: VerifiedIdentity, project: str, producer: str) -> Stream:
     """Where one stream stands."""
     require_role(caller, Role.DEVICE, Role.CONSUMER)
     if caller.role is Role.DEVICE and producer != caller.device:
         raise _not_found()
 
-    async def stream(_connection: Connection, stream: StreamRow) -> StreamRow:
+    async def stream(_connection: Connection, stream: Stream) -> Stream:
         return stream
 
     return await _with_stream(database, caller, project, producer, stream)
@@ -86,7 +79,7 @@ async def read_page(
     """At most `limit` items behind `after`."""
     require_role(caller, Role.CONSUMER)
 
-    async def page(connection: Connection, stream: StreamRow) -> Page:
+    async def page(connection: Connection, stream: Stream) -> Page:
         cursor = stream.cursor
         rows = await read_envelopes(
             connection,
@@ -106,7 +99,7 @@ async def read_keys(database: Database, caller: VerifiedIdentity, project: str, 
     """The public keys with which a producer's envelopes are verified, tombstones included, oldest first."""
     require_role(caller, Role.CONSUMER)
 
-    async def keys(connection: Connection, _stream: StreamRow) -> list[KeyRow]:
+    async def keys(connection: Connection, _stream: Stream) -> list[KeyRow]:
         return await list_keys(connection, tenant=caller.tenant, device=producer)
 
     return await _with_stream(database, caller, project, producer, keys)
@@ -117,12 +110,12 @@ async def _with_stream(
     caller: VerifiedIdentity,
     project: str,
     producer: str,
-    read: Callable[[Connection, StreamRow], Awaitable[T]],
+    read: Callable[[Connection, Stream], Awaitable[T]],
 ) -> T:
     _require_project(caller, project)
 
     async def work(connection: Connection) -> T:
-        stream = await find_stream(connection, tenant=caller.tenant, project=project, producer=producer)
+        stream = await streams.find(connection, caller.tenant, project, producer)
         if stream is None:
             raise _not_found()
         return await read(connection, stream)
@@ -130,22 +123,22 @@ async def _with_stream(
     return await database.transact(work)
 
 
-def _in_order(rows: list[EnvelopeRow], *, after: int, through: int, limit: int) -> Iterator[EnvelopeRow | Closed]:
+def _in_order(rows: list[EnvelopeRow], *, after: int, through: int, limit: int) -> Iterator[EnvelopeRow | ClosedRange]:
     """The rows that fit, and what is missing before and behind them, which only the replay floor can have closed."""
     expected = after + 1
     for row in rows:
         if not row.fits:
             return
         if expected < row.sequence:
-            yield Closed(expected, row.sequence - 1)
+            yield ClosedRange(expected, row.sequence - 1)
         yield row
         expected = row.sequence + 1
     if len(rows) < limit and expected <= through:
-        yield Closed(expected, through)
+        yield ClosedRange(expected, through)
 
 
-def _end(item: EnvelopeRow | Closed) -> int:
-    return item.last if isinstance(item, Closed) else item.sequence
+def _end(item: EnvelopeRow | ClosedRange) -> int:
+    return item.last if isinstance(item, ClosedRange) else item.sequence
 
 
 def _require_project(caller: VerifiedIdentity, project: str) -> None:

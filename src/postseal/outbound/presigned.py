@@ -2,6 +2,7 @@
 
 The first check that fails decides:
 
+0. attempt limit and expiry lie in their bounds                else request_invalid
 1. the outer form                                              else envelope_malformed
 2. the route is the caller's: tenant, project, controlplane    else route_mismatch
    its audience, event id, idempotency key and sequence        else identity_out_of_bounds
@@ -20,19 +21,13 @@ from postseal.envelope import dsse, ed25519, v1
 from postseal.envelope.dsse import Envelope
 from postseal.envelope.v1 import Identities
 from postseal.errors import Refused
-from postseal.outbound.outbox import ID, PRODUCER, DestinationFull, Outbox, Sealed, new_id
+from postseal.outbound.outbox import Outbox
+from postseal.outbound.wishes import ID, PRODUCER, DestinationFull, Sealed, check_options, new_id
 from postseal.outcomes import Reason
 from postseal.postgres.database import Connection, Database
-from postseal.postgres.sealing import (
-    LockedDestination,
-    SealedBefore,
-    SealedNames,
-    SealedRow,
-    find_sealed,
-    insert_sealed,
-    lock_destinations,
-    usable_signing_keys,
-)
+from postseal.postgres.sealed import SealedBefore, SealedNames, find_sealed
+from postseal.postgres.sealing import LockedDestination, SealedRow, insert_sealed, lock_destinations
+from postseal.postgres.signing_keys import list_signing
 from postseal.rules.delivery import State
 
 
@@ -47,7 +42,14 @@ async def enqueue_signed(
     attempt_limit: int | None = None,
     expires_at_ms: int | None = None,
 ) -> Sealed:
-    """Take one envelope; tenant, project and account are verified ones. Raises Refused and Unavailable."""
+    """Take one envelope; tenant, project and account are verified ones. Raises Refused and Unavailable.
+
+    Of `attempt_limit` (1 to 100) and `expires_at_ms` (since 1970) None leaves the choice to the service.
+    """
+    try:
+        check_options(attempt_limit, expires_at_ms)
+    except ValueError as error:
+        raise Refused(Reason.REQUEST_INVALID, str(error)) from None
     envelope = dsse.unwrap(body)
     claims = v1.read_claims(envelope.payload)
     route = claims.route()
@@ -93,12 +95,15 @@ async def enqueue_signed(
         await insert_sealed(connection, tenant, [row])
         return Sealed(delivery, audience, row.sequence, row.event_identity, State.PENDING, new=True)
 
-    return await database.transact(work)
+    sealed = await database.transact(work, tenant=tenant)
+    if sealed.new:
+        outbox.tell(tenant, [sealed])
+    return sealed
 
 
 async def _verify(connection: Connection, tenant: str, envelope: Envelope) -> None:
     """Step 4, with the keys as they are under the destination's lock."""
-    keys = {key.keyid: key.public_key for key in await usable_signing_keys(connection, tenant)}
+    keys = {key.keyid: key.public_key for key in await list_signing(connection, tenant)}
     public_key = keys.get(envelope.keyid)
     if public_key is None:
         raise Refused(Reason.KEY_UNKNOWN, "it is no signing key of the tenant's that may sign now")
@@ -115,7 +120,7 @@ async def _known(
     delivery: UUID,
 ) -> SealedBefore | None:
     """The same envelope, if it was taken before. Refused where its event id or key was used for another one."""
-    asked = SealedNames(destination.stream, names.idempotency_key, names.event_id, delivery)
+    asked = SealedNames(destination.stream, names.idempotency_key, delivery, names.event_id)
     found = await find_sealed(connection, tenant, [asked])
     by_event = found.by_event.get((destination.stream, names.event_id))
     if by_event is not None and by_event.event_identity != envelope.identity:

@@ -4,7 +4,7 @@ Its body is `{"probe":true}`, so that no receiver takes it for an envelope; it t
 """
 
 from postseal.errors import AdminError
-from postseal.outbound.outbox import new_id
+from postseal.outbound.wishes import new_id
 from postseal.outcomes import Reason
 from postseal.postgres.database import Database
 from postseal.postgres.destinations import read_targets
@@ -23,7 +23,7 @@ async def probe(database: Database, sender: Sender, key: DeploymentKey, tenant: 
     if target is None or target.url is None:
         raise AdminError(Reason.NOT_FOUND, "there is no such destination to push to")
     try:
-        secrets = [key.open(tenant, stream, each.scheme, each.encrypted) for each in target.secrets]
+        secrets = key.open_all(tenant, stream, [(each.scheme, each.encrypted) for each in target.secrets])
     except SecretUnusable:
         return Attempted(Code.SECRET_UNUSABLE)
     mail = Mail(new_id(), tenant, target.project, target.destination, target.url, PROBE, secrets, 1)

@@ -1,4 +1,4 @@
-"""A device claims and settles its own deliveries (protocol section 7, "Destinations": pull).
+"""A device claims and settles its own deliveries (protocol section 7, "Pull").
 
 1. rate: one permit of `sync-delivery` a claim, keyed by tenant and device; where there is none, nothing is claimed
 2. claim: from the destinations of the device's name in the projects of its credential, under the same leases as a
@@ -10,6 +10,7 @@
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
@@ -26,16 +27,23 @@ from postseal.outcomes import Reason
 from postseal.postgres.database import Connection, Database
 from postseal.postgres.deliveries import MAX_CLAIMED, Claimed, Lease, Mark, Wanted, claim
 from postseal.postgres.pulls import read_pulled
-from postseal.postgres.settles import Settle, settle_for_certain
+from postseal.postgres.settles import Settle, read_fences, settle
 from postseal.remembered import Remembered
-from postseal.rules.delivery import Backoff, Code, Verdict
+from postseal.rules.delivery import Attempted, Backoff, Code, decide
 
 LANE = "pull"
 PURPOSE = "sync-delivery"
 LOOK_EVERY_S = 1.0
+ENDING_S = 1.0
+"""How long one look goes on over what can only be ended (expired, or out of attempts), before it comes to live mail."""
+TENANT_SHARES = 2
+"""No tenant has more than one part in so many of all waiting places."""
 REMEMBERED_FOR_S = 5.0
 REMEMBERED_DEVICES = 10_000
 MAX_WAIT_S = 60.0
+
+Marked = dict[int, Mark]
+"""From where on in time to look, by stream; in the order in which they are looked at."""
 
 
 class PullVerdict(StrEnum):
@@ -44,6 +52,9 @@ class PullVerdict(StrEnum):
     DELIVERED = "delivered"
     RETRY = "retry"
     REJECT = "reject"
+
+
+_CODES = {PullVerdict.DELIVERED: None, PullVerdict.RETRY: Code.DEFERRED, PullVerdict.REJECT: Code.REJECTED}
 
 
 class PullSettle(Struct, frozen=True):
@@ -64,9 +75,10 @@ class PullSettle(Struct, frozen=True):
 
 
 class Pulling:
-    """Claims and settlements of devices, in one process. `most_waiting` devices wait at once, the others are answered.
+    """Claims and settlements of devices, in one process.
 
-    Whoever calls has verified the caller: a device.
+    `most_waiting` devices wait at once, and at most half of them one tenant's; the others are answered. Whoever calls
+    has verified the caller: a device.
     """
 
     def __init__(
@@ -84,17 +96,23 @@ class Pulling:
         self._database = database
         self._lease_s = lease_s
         self._most_waiting = most_waiting
+        self._most_a_tenant = max(1, most_waiting // TENANT_SHARES)
         self._backoff = backoff or Backoff()
         self._clock = clock
         self._chance = chance
         self._marks = Marks(clock)
-        self.waiting = 0
-        """How many claims wait for something to be due."""
+        self._taken: Counter[str] = Counter()
+        """Waiting places, by tenant."""
         self._waiting: dict[tuple[str, str], set[asyncio.Event]] = {}
         self._ended = False
         self._pulled: Remembered[tuple[str, str, frozenset[str]], dict[str, int]] = Remembered(
             entries=REMEMBERED_DEVICES, ttl_s=REMEMBERED_FOR_S, clock=clock
         )
+
+    @property
+    def waiting(self) -> int:
+        """How many claims wait for something to be due."""
+        return self._taken.total()
 
     async def claim(self, caller: VerifiedIdentity, *, most: int = MAX_CLAIMED, wait_s: float = 0.0) -> list[Lease]:
         """At most `most` deliveries (1 to 100) that the device now has for `lease_s`, waited for at most `wait_s`.
@@ -110,7 +128,7 @@ class Pulling:
             while True:
                 if woken is not None:
                     woken.clear()
-                leases = await self._claim(caller, most)
+                leases = await self._claim(caller, most, max(until_s, self._clock() + ENDING_S))
                 left_s = until_s - self._clock()
                 if leases or left_s <= 0 or woken is None or self._ended:
                     return leases
@@ -122,23 +140,33 @@ class Pulling:
     async def settle(self, caller: VerifiedIdentity, settles: Sequence[PullSettle]) -> list[bool]:
         """Settle at most 100; whether each was, in order. One that was not is fenced: it changed nothing.
 
-        Raises Unavailable: then nothing is known to be settled, and the same may be settled again.
+        Of two for the same claim the first counts. Raises Unavailable: then nothing is known to be settled, and the
+        same may be settled again.
         """
         streams = await self._streams(caller)
-        known: dict[tuple[int, int], int] = {}
-        for number, each in enumerate(settles):
-            if each.project in streams:
-                # Of two for one delivery the first counts.
-                known.setdefault((streams[each.project], each.sequence), number)
-        if not known:
+        placed = [
+            ((streams[each.project], each.sequence), number)
+            for number, each in enumerate(settles)
+            if each.project in streams
+        ]
+        if not placed:
             return [False] * len(settles)
-        written = [self._settle_of(stream, settles[number]) for (stream, _), number in known.items()]
 
-        async def write(connection: Connection) -> set[tuple[int, int]]:
-            return await settle_for_certain(connection, caller.tenant, written)
+        async def write(connection: Connection) -> set[int]:
+            fences = await read_fences(connection, caller.tenant, {place for place, _ in placed})
+            good: dict[tuple[int, int], int] = {}
+            for place, number in placed:
+                fence = fences.get(place)
+                if fence and (fence.attempt, fence.token) == (settles[number].attempt, settles[number].token):
+                    good.setdefault(place, number)
+            written = [
+                self._settle_of(stream, settles[number], fences[stream, sequence].attempt_limit)
+                for (stream, sequence), number in good.items()
+            ]
+            fenced = await settle(connection, caller.tenant, written) if written else set[tuple[int, int]]()
+            return {number for place, number in good.items() if place not in fenced}
 
-        fenced = await self._database.exchange(write)
-        settled = {number for place, number in known.items() if place not in fenced}
+        settled = await self._database.transact(write, tenant=caller.tenant)
         return [number in settled for number in range(len(settles))]
 
     def wake(self, tenant: str, device: str) -> None:
@@ -156,62 +184,69 @@ class Pulling:
     @contextmanager
     def _place(self, tenant: str, device: str, *, wanted: bool) -> Generator[asyncio.Event | None]:
         """What wakes a claim that waits, until the block ends; None if it may not wait."""
-        if not wanted or self._ended or self.waiting >= self._most_waiting:
+        full = self._taken[tenant] >= self._most_a_tenant or self.waiting >= self._most_waiting
+        if not wanted or self._ended or full:
             yield None
             return
         woken = asyncio.Event()
         of_device = self._waiting.setdefault((tenant, device), set())
         of_device.add(woken)
-        self.waiting += 1
+        self._taken[tenant] += 1
         try:
             yield woken
         finally:
-            self.waiting -= 1
+            self._taken[tenant] -= 1
             of_device.remove(woken)
             if not of_device:
                 del self._waiting[tenant, device]
 
-    async def _claim(self, caller: VerifiedIdentity, most: int) -> list[Lease]:
-        """What can be claimed now. Each time another project comes first."""
+    async def _claim(self, caller: VerifiedIdentity, most: int, until_s: float) -> list[Lease]:
+        """What can be claimed now. Each time another project comes first.
+
+        What can only be ended stands in the way of live mail: then it looks again at once, until `until_s`.
+        """
         streams = list((await self._streams(caller)).values())
         if not streams:
             return []
         first = int(self._chance() * len(streams))
-
         began = {stream: self._marks.of(caller.tenant, stream) for stream in streams[first:] + streams[:first]}
-
-        async def lease(connection: Connection) -> dict[int, Claimed]:
-            claimed: dict[int, Claimed] = {}
-            left = most
-            for stream, mark in began.items():
-                if left:
-                    claimed[stream] = await self._claim_of(connection, caller.tenant, stream, left, mark)
-                    left -= len(claimed[stream].leases)
-            return claimed
-
-        claimed = await self._database.transact(lease)
-        for stream, each in claimed.items():
+        claimed = Claimed([], 0, began)
+        while True:
+            some = await self._look(caller.tenant, claimed.marks, most)
+            claimed = Claimed(some.leases, claimed.ended + some.ended, some.marks)
+            if some.leases or not some.ended or self._ended or self._clock() >= until_s:
+                break
+            _require_not_cancelled()
+        found = Counter(lease.stream for lease in claimed.leases)
+        for stream, reached in claimed.marks.items():
             self._marks.keep(
-                caller.tenant, stream, began=began[stream], reached=each.marks[stream], found=len(each.leases)
+                caller.tenant, stream, began=began[stream], reached=reached, found=found[stream] + claimed.ended
             )
-        return [lease for each in claimed.values() for lease in each.leases]
+        return claimed.leases
 
-    async def _claim_of(self, connection: Connection, tenant: str, stream: int, most: int, began: Mark) -> Claimed:
-        """At least half for first attempts and the rest for others, and to either what the other leaves."""
+    async def _look(self, tenant: str, marks: Marked, most: int) -> Claimed:
+        """One transaction: at least half for first attempts and the rest for others; to either what the other leaves.
 
-        async def some(fresh: int, retries: int, mark: Mark) -> Claimed:
-            wanted = Wanted(stream, fresh, retries, mark.since, mark.retries_since)
-            return await claim(connection, tenant, [wanted], lane=LANE, lease_s=self._lease_s)
-
+        A single one is for either, so that neither waits for ever.
+        """
         fresh = (most + 1) // 2 if most > 1 else round(self._chance())
-        claimed = await some(fresh, most - fresh, began)
-        if most > 1 and not claimed.leases:
-            return claimed
-        for share in ((1, 0), (0, 1)):
-            if left := most - len(claimed.leases):
-                more = await some(left * share[0], left * share[1], claimed.marks[stream])
-                claimed = Claimed([*claimed.leases, *more.leases], claimed.ended + more.ended, more.marks)
-        return claimed
+
+        async def lease(connection: Connection) -> Claimed:
+            claimed = await self._claim_of(connection, tenant, marks, fresh, most - fresh, most)
+            left = most - len(claimed.leases)
+            if not left or (most > 1 and not claimed.leases and not claimed.ended):
+                return claimed
+            more = await self._claim_of(connection, tenant, claimed.marks, left, left, left)
+            return Claimed([*claimed.leases, *more.leases], claimed.ended + more.ended, more.marks)
+
+        return await self._database.transact(lease, tenant=tenant)
+
+    async def _claim_of(
+        self, connection: Connection, tenant: str, marks: Marked, fresh: int, retries: int, most: int
+    ) -> Claimed:
+        """So many of either kind from each stream, and at most `most` in all."""
+        wanted = [Wanted(stream, fresh, retries, mark.since, mark.retries_since) for stream, mark in marks.items()]
+        return await claim(connection, tenant, wanted, lane=LANE, lease_s=self._lease_s, most=most)
 
     async def _streams(self, caller: VerifiedIdentity) -> dict[str, int]:
         """The streams that the device pulls, by project. Raises Unavailable."""
@@ -222,23 +257,24 @@ class Pulling:
             streams = await self._database.transact(
                 lambda connection: read_pulled(
                     connection, tenant=caller.tenant, device=device, projects=caller.projects
-                )
+                ),
+                tenant=caller.tenant,
             )
             if streams:
                 self._pulled.remember(key, streams)
         return streams
 
-    def _settle_of(self, stream: int, told: PullSettle) -> Settle:
-        match told.verdict:
-            case PullVerdict.DELIVERED:
-                verdict, code, delay_s = Verdict.DELIVERED, None, 0.0
-            case PullVerdict.REJECT:
-                verdict, code, delay_s = Verdict.DEAD, Code.REJECTED, 0.0
-            case PullVerdict.RETRY:
-                asked_s = min(told.retry_after_s or 0.0, self._backoff.cap_s)
-                delay_s = max(asked_s, self._backoff.delay_s(told.attempt, self._chance()))
-                verdict, code = Verdict.RETRY, Code.REJECTED
-        return Settle(stream, told.sequence, told.attempt, told.token, verdict, code, delay_s)
+    def _settle_of(self, stream: int, told: PullSettle, attempt_limit: int) -> Settle:
+        decision = decide(
+            Attempted(_CODES[told.verdict], told.retry_after_s),
+            attempt=told.attempt,
+            attempt_limit=attempt_limit,
+            backoff=self._backoff,
+            random=self._chance(),
+        )
+        return Settle(
+            stream, told.sequence, told.attempt, told.token, decision.verdict, decision.code, decision.delay_s
+        )
 
 
 def _require_not_cancelled() -> None:

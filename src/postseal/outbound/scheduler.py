@@ -9,27 +9,31 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import structlog
+from structlog.typing import FilteringBoundLogger
+
 from postseal.postgres.database import Connection, Database
-from postseal.postgres.turns import Due, due_turns
+from postseal.postgres.turns import END, LAST_STREAM, START, Due, LookTimeout, Position, due_turns, pending_turns
 
 LANE = "push"
 STREAMS_A_TURN = 100
 """A claim takes at most so many deliveries, and at least one of each stream that it is for."""
-PAGE_STREAMS = 256
+PAGE_STREAMS = 1_000
+"""Of streams with mail, be it due or not: some ten milliseconds."""
 PAGES_A_LOOK = 8
 LOOK_EVERY_S = 1.0
 """How long a tenant whose mail becomes due can stay unseen while others keep the worker busy."""
 LOOK_GAP_S = 0.05
 """The least between two looks, however often somebody wakes the worker."""
+BY_PENDING_S = 60.0
+"""How long streams are read by what is pending, once the queue took too long."""
 MAX_SEEN_STREAMS = 20_000
 """Beyond this nothing more is looked for before some of it was served."""
-LAST_STREAM = 2**63 - 1
+
+_log: FilteringBoundLogger = structlog.get_logger("postseal.scheduler")
 
 HasRoom = Callable[[Due], bool]
 """Whether something for that destination could be sent now."""
-Position = tuple[str, int]
-"""A tenant and a stream behind which a page begins."""
-START: Position = ("", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class TenantScheduler(Protocol):
     async def next_turn(self, has_room: HasRoom) -> Turn | None:
         """The next turn, with such destinations alone as have room; None if nothing is due that has.
 
-        What is in a turn is in no other one until `done`. Raises Unavailable.
+        What is in a turn may be in the next one before `done`, if more of it is due. Raises Unavailable.
         """
         ...
 
@@ -64,13 +68,13 @@ class RoundRobin:
     """Fair turns over all tenants that have due deliveries.
 
     It keeps what it saw in the database and looks again when that is used up, and every LOOK_EVERY_S. A look is bounded
-    and goes on where the last one ended; no connection is held in between. In one round a tenant with very many due
+    and goes on where the last one ended; no connection is held in between. In one round a tenant with very many
     destinations shows its first page of them, and a second one that goes on from round to round.
     """
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
-        self._database = database
-        self._turns = _Turns(self._look, clock)
+        self._pages = _Pages(database, clock)
+        self._turns = _Turns(self._look, lambda: self._pages.gap_s, clock)
         self._after = START
         self._deep: dict[str, int] = {}
 
@@ -83,22 +87,20 @@ class RoundRobin:
         self._turns.add(again)
 
     async def _look(self) -> None:
-        from_start, seen = self._after == START, 0
+        from_start, seen = self._after == START, False
         for _ in range(PAGES_A_LOOK):
-            page = await self._next_page()
-            seen += len(page)
-            self._turns.add(page)
+            seen |= self._turns.add(await self._next_page())
             if self._after == START:
                 if from_start or seen:
                     return
                 from_start = True
 
     async def _next_page(self) -> list[Due]:
-        """The next page of what is due; moves on behind it, to the start again where it was the last."""
+        """The next page of streams; moves on behind it, to the start again where it was the last."""
         tenant, stream = self._after
         if stream != LAST_STREAM:
             stream = max(stream, self._deep.pop(tenant, 0))
-        page = await _read_due(self._database, (tenant, stream), PAGE_STREAMS)
+        page = await self._pages.read((tenant, stream), END)
         if len(page) < PAGE_STREAMS:
             self._after = START
             return page
@@ -114,8 +116,8 @@ class FixedTenants:
     """Turns over a fixed list of tenants: each of several workers has its share of them."""
 
     def __init__(self, database: Database, tenants: Sequence[str], clock: Callable[[], float]) -> None:
-        self._database = database
-        self._turns = _Turns(self._look, clock)
+        self._pages = _Pages(database, clock)
+        self._turns = _Turns(self._look, lambda: self._pages.gap_s, clock)
         self._after = dict.fromkeys(tenants, 0)
 
     async def next_turn(self, has_room: HasRoom) -> Turn | None:
@@ -128,42 +130,87 @@ class FixedTenants:
 
     async def _look(self) -> None:
         for tenant, stream in self._after.items():
-            page = await _read_due(self._database, (tenant, stream), STREAMS_A_TURN)
-            mine = [due for due in page if due.tenant == tenant]
-            self._turns.add(mine)
-            self._after[tenant] = mine[-1].stream if len(mine) == STREAMS_A_TURN else 0
+            page = await self._pages.read((tenant, stream), (tenant, LAST_STREAM))
+            self._turns.add(page)
+            self._after[tenant] = page[-1].stream if len(page) == PAGE_STREAMS else 0
 
 
-async def _read_due(database: Database, after: Position, limit: int) -> list[Due]:
-    async def read(connection: Connection) -> list[Due]:
-        return await due_turns(connection, lane=LANE, after=after, limit=limit)
+class _Pages:
+    """Pages of PAGE_STREAMS streams, with what of each is due.
 
-    return await database.transact(read)
+    While some snapshot stays open for hours, the queue's index is full of dead entries and takes too long to read. What
+    is pending then stands for what is due: claims go on from their marks and tell the rest.
+    """
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+        self._by_pending_until_s: float | None = None
+
+    @property
+    def gap_s(self) -> float:
+        """The least between two looks."""
+        return LOOK_GAP_S if self._by_pending_until_s is None else LOOK_EVERY_S
+
+    async def read(self, after: Position, through: Position) -> list[Due]:
+        """The first page behind `after`, through `through`. Raises Unavailable."""
+        if self._by_pending_until_s is not None and self._clock() < self._by_pending_until_s:
+            return await self._pending(after, through)
+        try:
+            page = await self._due(after, through)
+        except LookTimeout:
+            _log.warning("queue_reads_slowly", seconds=BY_PENDING_S)
+            self._by_pending_until_s = self._clock() + BY_PENDING_S
+            return await self._pending(after, through)
+        self._by_pending_until_s = None
+        return page
+
+    async def _due(self, after: Position, through: Position) -> list[Due]:
+        async def read(connection: Connection) -> list[Due]:
+            return await due_turns(connection, lane=LANE, after=after, through=through, limit=PAGE_STREAMS)
+
+        return await self._database.transact(read)
+
+    async def _pending(self, after: Position, through: Position) -> list[Due]:
+        async def read(connection: Connection) -> list[Due]:
+            return await pending_turns(connection, lane=LANE, after=after, through=through, limit=PAGE_STREAMS)
+
+        return await self._database.transact(read)
 
 
 class _Turns:
-    """What was seen to be due, tenant after tenant; looks for more by `look` when it may and must."""
+    """What was seen to be due, tenant after tenant; looks for more by `look` when it may and must.
 
-    def __init__(self, look: Callable[[], Awaitable[None]], clock: Callable[[], float]) -> None:
+    `gap_s` says how long it leaves between two looks at least.
+    """
+
+    def __init__(
+        self, look: Callable[[], Awaitable[None]], gap_s: Callable[[], float], clock: Callable[[], float]
+    ) -> None:
         self._look = look
+        self._gap_s = gap_s
         self._clock = clock
         self._looked_s = -LOOK_EVERY_S
         self._tenants: OrderedDict[str, OrderedDict[int, Due]] = OrderedDict()
         self._streams = 0
 
-    def add(self, dues: Iterable[Due]) -> None:
-        """Put each at the end of its tenant's line, unless it stands there already."""
+    def add(self, dues: Iterable[Due]) -> bool:
+        """Put what is due at the end of its tenant's line, unless it stands there already; whether anything is."""
+        added = False
         for due in dues:
-            streams = self._tenants.setdefault(due.tenant, OrderedDict())
-            self._streams += due.stream not in streams
-            streams[due.stream] = due
+            if due.fresh_due or due.retries_due:
+                streams = self._tenants.setdefault(due.tenant, OrderedDict())
+                self._streams += due.stream not in streams
+                streams[due.stream] = due
+                added = True
+        return added
 
     async def next(self, has_room: HasRoom) -> Turn | None:
         """The first tenant with room for something, which then stands last."""
         since_s = self._clock() - self._looked_s
         if since_s < LOOK_EVERY_S and (turn := self._take(has_room)):
             return turn
-        if since_s >= LOOK_GAP_S and self._streams < MAX_SEEN_STREAMS:
+        if since_s >= self._gap_s() and self._streams < MAX_SEEN_STREAMS:
             self._looked_s = self._clock()
             await self._look()
         return self._take(has_room)

@@ -1,13 +1,13 @@
 """The sealer: intents that applications left in their own transactions become deliveries (protocol section 7, Outbox).
 
-Tenants take turns: each has one transaction of at most 100 intents, then the next one. What cannot be sealed yet waits
-with a code (`SealCode`) and is tried again, ever more rarely. An intent that the database itself refuses is sought out
-one by one, so that it keeps no other one waiting.
+Tenants take turns, two at a time: each has one transaction of at most 100 intents, then the next one. What cannot be
+sealed yet waits with a code (`SealCode`) and is tried again, ever more rarely, or given up where that cannot help. An
+intent that the database itself refuses is sought out one by one, so that it keeps no other one waiting.
 """
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 from uuid import UUID
@@ -18,12 +18,25 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from postseal.logs import where
-from postseal.outbound.outbox import MAX_SEALED, Intent, Outbox, Sealed, Unsealed, Wish
+from postseal.outbound.outbox import MAX_SEALED, Outbox
+from postseal.outbound.wishes import OwnedWish, Sealed, Unsealed, Wish
 from postseal.postgres.database import Connection, Database
-from postseal.postgres.intents import WaitingIntent, drop_intents, refuse_intents, take_intents, tenants_with_intents
-from postseal.rules.delivery import SealCode
+from postseal.postgres.intents import (
+    RefusedIntent,
+    WaitingIntent,
+    drop_intents,
+    refuse_intents,
+    take_intent,
+    take_intents,
+    tenants_with_intents,
+)
+from postseal.rules.delivery import SealCode, gives_up
 
 PAGE_TENANTS: Final = 100
+SIDE_BY_SIDE: Final = 2
+"""Turns at once, so that a tenant whose keys are slow holds up no other: fewer than the smallest pool of a worker."""
+SIGNING_S: Final = 1.0
+"""For how long a turn may begin signatures. Whoever enqueues beside it waits no longer than 2 seconds for a lock."""
 MIN_POLL_SHARE = 0.5
 """Of the pause between two looks this is always waited; how much more is random, so that many sealers do not look at
 once."""
@@ -72,10 +85,10 @@ class Sealer:
         """
         taken, after = 0, ""
         while tenants := await self._tenants(after):
-            for tenant in tenants:
-                if stop is not None and stop.is_set():
-                    return taken
-                taken += await self._turn(tenant)
+            turns = iter(tenants)
+            taken += sum(await asyncio.gather(*(self._turns(turns, stop) for _ in range(SIDE_BY_SIDE))))
+            if stop is not None and stop.is_set():
+                break
             after = tenants[-1]
         return taken
 
@@ -84,82 +97,101 @@ class Sealer:
             lambda connection: tenants_with_intents(connection, after=after, limit=PAGE_TENANTS)
         )
 
+    async def _turns(self, tenants: Iterator[str], stop: asyncio.Event | None) -> int:
+        """One turn after another, of tenants that others take too."""
+        taken = 0
+        for tenant in tenants:
+            if stop is not None and stop.is_set():
+                break
+            taken += await self._turn(tenant)
+        return taken
+
     async def _turn(self, tenant: str) -> int:
         """One tenant's turn; its faults are its own."""
         try:
-            try:
-                return await self._seal(tenant, MAX_SEALED)
-            except FAULTY_CONTENT:
-                return await self._one_by_one(tenant)
+            return await self._seal_due(tenant)
         except Exception as fault:  # noqa: BLE001 - one tenant's fault must not keep the others waiting
             _log.warning("intents_not_sealed", tenant=tenant, error=type(fault).__name__, at=where(fault))
             return 0
 
-    async def _one_by_one(self, tenant: str) -> int:
-        taken = 0
-        for _ in range(MAX_SEALED):
-            try:
-                one = await self._seal(tenant, 1)
-            except FAULTY_CONTENT as fault:
-                one = await self._refuse_first(tenant)
-                _log.warning("intent_refused", tenant=tenant, error=type(fault).__name__, sqlstate=fault.sqlstate)
-            if not one:
-                break
-            taken += one
-        return taken
+    async def _seal_due(self, tenant: str) -> int:
+        due: list[WaitingIntent] = []
 
-    async def _seal(self, tenant: str, limit: int) -> int:
+        async def take(connection: Connection) -> list[WaitingIntent]:
+            due[:] = await take_intents(connection, tenant, limit=MAX_SEALED)
+            return due
+
+        try:
+            return await self._seal(tenant, take)
+        except FAULTY_CONTENT:
+            return sum([await self._seal_alone(tenant, intent.delivery) for intent in due])
+
+    async def _seal_alone(self, tenant: str, delivery: UUID) -> int:
+        """Seal one intent, or refuse it where the database does not take it."""
+
+        async def take(connection: Connection) -> list[WaitingIntent]:
+            intent = await take_intent(connection, tenant, delivery)
+            return [intent] if intent else []
+
+        async def refuse(connection: Connection) -> int:
+            taken = await take(connection)
+            await refuse_intents(connection, tenant, [_refused(intent, SealCode.PAYLOAD_INVALID) for intent in taken])
+            return len(taken)
+
+        try:
+            return await self._seal(tenant, take)
+        except FAULTY_CONTENT as fault:
+            _log.warning("intent_refused", tenant=tenant, error=type(fault).__name__, sqlstate=fault.sqlstate)
+            return await self._database.transact(refuse)
+
+    async def _seal(self, tenant: str, take: Callable[[Connection], Awaitable[list[WaitingIntent]]]) -> int:
+        """One transaction of what `take` finds and locks; returns how many were sealed or refused."""
+
         async def work(connection: Connection) -> tuple[int, int]:
-            waiting = await take_intents(connection, tenant, limit=limit)
-            refused = await self._seal_some(connection, tenant, waiting)
+            sealed, refused = await self._judge(connection, tenant, await take(connection))
             if refused:
-                await refuse_intents(connection, tenant, list(refused.items()))
-            done = [intent.delivery for intent in waiting if intent.delivery not in refused]
-            if done:
-                await drop_intents(connection, tenant, done)
-            return len(waiting), len(done)
+                await refuse_intents(connection, tenant, refused)
+            if sealed:
+                await drop_intents(connection, tenant, sealed)
+            return len(sealed), len(refused)
 
-        taken, done = await self._database.transact(work)
-        if done:
+        sealed, refused = await self._database.transact(work)
+        if sealed:
             self._sealed()
-        return taken
+        return sealed + refused
 
-    async def _seal_some(
-        self, connection: Connection, tenant: str, waiting: list[WaitingIntent]
-    ) -> dict[UUID, SealCode]:
-        """Seal them; returns those that have to wait, and why."""
-        wishes: list[Wish] = []
-        refused: dict[UUID, SealCode] = {}
+    async def _judge(
+        self, connection: Connection, tenant: str, waiting: Sequence[WaitingIntent]
+    ) -> tuple[list[UUID], list[RefusedIntent]]:
+        """Seal them; returns those that are, and those that are refused. What is neither stays due as it is."""
+        sealed: list[UUID] = []
+        refused: list[RefusedIntent] = []
+        wished: list[tuple[WaitingIntent, OwnedWish]] = []
         for intent in waiting:
             try:
-                wishes.append(_wish(intent))
+                wished.append((intent, _wish(intent)))
             except (ValueError, RecursionError):
-                refused[intent.delivery] = SealCode.PAYLOAD_INVALID
-        results = await self._outbox.seal(connection, tenant, wishes) if wishes else []
-        for wish, result in zip(wishes, results, strict=True):
+                refused.append(_refused(intent, SealCode.PAYLOAD_INVALID))
+        wishes = [wish for _, wish in wished]
+        results = await self._outbox.seal(connection, tenant, wishes, signing_s=SIGNING_S) if wishes else []
+        for (intent, _), result in zip(wished, results, strict=True):
             match result:
-                case Unsealed():
-                    refused[wish.intent.delivery] = result.code
                 case Sealed():
-                    pass  # under the id of an earlier one, if that had the same key
-        return refused
-
-    async def _refuse_first(self, tenant: str) -> int:
-        """Let the intent wait that the database does not take."""
-
-        async def work(connection: Connection) -> int:
-            waiting = await take_intents(connection, tenant, limit=1)
-            await refuse_intents(
-                connection, tenant, [(intent.delivery, SealCode.PAYLOAD_INVALID) for intent in waiting]
-            )
-            return len(waiting)
-
-        return await self._database.transact(work)
+                    sealed.append(intent.delivery)  # under the id of an earlier one, if that had the same key
+                case Unsealed(tried=True):
+                    refused.append(_refused(intent, result.code))
+                case Unsealed():
+                    pass
+        return sealed, refused
 
 
-def _wish(waiting: WaitingIntent) -> Wish:
+def _refused(intent: WaitingIntent, code: SealCode) -> RefusedIntent:
+    return RefusedIntent(intent.delivery, code, given_up=gives_up(code, intent.tries + 1))
+
+
+def _wish(waiting: WaitingIntent) -> OwnedWish:
     """What an application wrote. ValueError or RecursionError where its data is no JSON object."""
-    intent = Intent(
+    wish = Wish(
         destination=waiting.destination,
         data=_DATA.decode(waiting.data),
         idempotency_key=waiting.idempotency_key,
@@ -167,4 +199,4 @@ def _wish(waiting: WaitingIntent) -> Wish:
         expires_at_ms=waiting.expires_at_ms,
         delivery=waiting.delivery,
     )
-    return Wish(waiting.project, f"login:{waiting.login}", intent)
+    return OwnedWish(waiting.project, f"login:{waiting.login}", wish)

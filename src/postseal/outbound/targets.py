@@ -6,6 +6,9 @@ A changed address, a new secret and a disabled destination count after REMEMBERE
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+import structlog
+from structlog.typing import FilteringBoundLogger
+
 from postseal.postgres import destinations
 from postseal.postgres.database import Connection, Database
 from postseal.remembered import Remembered
@@ -16,10 +19,12 @@ from postseal.senders.secrets import DeploymentKey, SecretUnusable
 REMEMBERED_FOR_S = 5.0
 REMEMBERED_TARGETS = 10_000
 
+_log: FilteringBoundLogger = structlog.get_logger("postseal.worker")
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to push to. With a `fault` nothing can be sent there; `taken_away` says that nothing may be."""
+    """Where to push to. With a `fault`, which is ours, nothing can be sent; `taken_away` says that nothing may be."""
 
     url: str = field(default="", repr=False)
     secrets: Sequence[Secret] = field(default=(), repr=False)
@@ -47,21 +52,24 @@ class Targets:
         return targets
 
     async def _look_up(self, tenant: str, streams: Sequence[int]) -> dict[int, Target]:
-        async def read(connection: Connection) -> dict[int, destinations.Target]:
+        async def read(connection: Connection) -> dict[int, destinations.TargetRow]:
             return await destinations.read_targets(connection, tenant, streams)
 
         rows = await self._database.transact(read)
         targets = {stream: self._opened(rows.get(stream)) for stream in streams}
         for stream, target in targets.items():
-            if target.fault is None and not target.taken_away:
+            if not target.taken_away:
                 self._remembered.remember((tenant, stream), target)
+        if unusable := sum(target.fault is not None for target in targets.values()):
+            _log.error("secrets_not_opened", tenant=tenant, destinations=unusable)
         return targets
 
-    def _opened(self, row: destinations.Target | None) -> Target:
+    def _opened(self, row: destinations.TargetRow | None) -> Target:
         if row is None or row.disabled or row.url is None:
             return Target(taken_away=True)
         try:
-            secrets = [self._key.open(row.tenant, row.stream, each.scheme, each.encrypted) for each in row.secrets]
+            encrypted = [(each.scheme, each.encrypted) for each in row.secrets]
+            secrets = self._key.open_all(row.tenant, row.stream, encrypted)
         except SecretUnusable:
             return Target(fault=Code.SECRET_UNUSABLE)
         return Target(row.url, secrets)

@@ -11,9 +11,9 @@ Nothing here relies on the clock of this machine for what is due, leased or expi
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -22,17 +22,19 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from postseal.errors import Unavailable
-from postseal.limits import Rate, RateLimiter
+from postseal.limits import RateLimiter
 from postseal.logs import where
-from postseal.outbound.cycle import CUT_S, HAND_BACK_S, Counts, Cycle, CycleReport, Means
+from postseal.outbound.cycle import Cycle, CycleReport
+from postseal.outbound.holding import move_mail
 from postseal.outbound.marks import Marks
+from postseal.outbound.means import Counts, Means, Pace
+from postseal.outbound.out import CUT_S, HAND_BACK_S
 from postseal.outbound.scheduler import LOOK_GAP_S, TenantScheduler, Turn
 from postseal.outbound.slots import Slots
 from postseal.outbound.targets import Targets
 from postseal.postgres.database import Database
-from postseal.postgres.lanes import misplaced, unhold
+from postseal.postgres.lanes import misplaced
 from postseal.postgres.turns import Due
-from postseal.rules.delivery import Backoff
 from postseal.senders import Sender
 
 PATIENCE_S = 0.05
@@ -45,21 +47,6 @@ MEND_EVERY_S = 60.0
 MENDED_STREAMS = 100
 
 _log: FilteringBoundLogger = structlog.get_logger("postseal.worker")
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How a worker goes about it; what is left out is as the settings' defaults are."""
-
-    cycles: int = 4
-    lease_s: float = 60.0
-    destination_concurrency: int = 16
-    cycle_timeout_s: float = 120.0
-    stop_grace_s: float = 20.0
-    poll_s: float = 0.5
-    rate: Rate = field(default_factory=lambda: Rate(2000.0, 10_000))
-    """Of claims, for each tenant."""
-    backoff: Backoff = field(default_factory=Backoff)
 
 
 class Worker:
@@ -83,6 +70,7 @@ class Worker:
         """How many were begun."""
         self.failed_turns = 0
         self.timed_out_turns = 0
+        self._database = database
         self._pace = pace
         self._scheduler = scheduler
         self._clock = clock
@@ -97,19 +85,19 @@ class Worker:
         self._cycles: set[asyncio.Task[None]] = set()
         self._ended = Counts()
         self._used: set[Cycle] = set()
+        self._stopping = asyncio.Event()
+        self._slots = Slots(
+            most=SLOTS_A_CYCLE * pace.cycles, per_destination=pace.destination_concurrency, freed=self._slot_freed
+        )
         self._means = Means(
+            pace=pace,
             database=database,
             sender=sender,
             targets=targets,
             limiter=RateLimiter(pace.rate, clock),
-            slots=Slots(
-                most=SLOTS_A_CYCLE * pace.cycles, per_destination=pace.destination_concurrency, freed=self._slot_freed
-            ),
+            slots=self._slots,
             marks=Marks(clock),
-            stopping=asyncio.Event(),
-            lease_s=pace.lease_s,
-            timeout_s=pace.cycle_timeout_s,
-            backoff=pace.backoff,
+            stopping=self._stopping,
             clock=clock,
             random=chance,
         )
@@ -123,19 +111,9 @@ class Worker:
         return totals
 
     @property
-    def limiter(self) -> RateLimiter:
-        """The limiter of `sync-delivery`."""
-        return self._means.limiter
-
-    @property
     def out(self) -> int:
         """How many deliveries are out, or about to be."""
-        return self._means.slots.taken
-
-    @property
-    def running_cycles(self) -> int:
-        """How many turns are being used."""
-        return len(self._cycles)
+        return self._slots.taken
 
     async def __aenter__(self) -> Self:
         self._tasks = {asyncio.create_task(self._take_turns()), asyncio.create_task(self._mend())}
@@ -144,8 +122,7 @@ class Worker:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._means.stopping.set()
-        self._woken.set()
+        self.stop()
         try:
             # Whoever cancels the worker does not want to wait for receivers.
             if self._cycles and kind is not asyncio.CancelledError:
@@ -172,12 +149,17 @@ class Worker:
         turn = await self._scheduler.next_turn(self._has_room)
         return None if turn is None else await self._use(turn)
 
+    def stop(self) -> None:
+        """Begin nothing more."""
+        self._stopping.set()
+        self._woken.set()
+
     def wake(self) -> None:
         """Something may be due: look at once."""
         self._woken.set()
 
     async def _take_turns(self) -> None:
-        while not self._means.stopping.is_set():
+        while not self._stopping.is_set():
             await self._places.acquire()
             if turn := await self._next_turn():
                 task = asyncio.create_task(self._use_or_log(turn))
@@ -187,7 +169,7 @@ class Worker:
     async def _next_turn(self) -> Turn | None:
         """The next turn, waited for; None once the worker stops."""
         woken = False
-        while not self._means.stopping.is_set():
+        while not self._stopping.is_set():
             self._woken.clear()
             self._lacking = False
             # The scheduler may have looked too shortly before it was woken.
@@ -209,7 +191,7 @@ class Worker:
 
     def _has_room(self, due: Due) -> bool:
         limited = due.tenant in self._limited and self._clock() < self._limited[due.tenant]
-        room = not limited and self._means.slots.has_room(due)
+        room = not limited and self._slots.has_room(due)
         self._lacking |= not room
         return room
 
@@ -240,34 +222,34 @@ class Worker:
 
     async def _use(self, turn: Turn) -> CycleReport:
         began_s = self._clock()
-        self._limited.pop(turn.tenant, None)
-
-        def limited(for_s: float) -> None:
-            self._limited[turn.tenant] = self._clock() + for_s
-
-        def claimed(again: Iterable[Due]) -> None:
-            self._scheduler.done(turn, again)
-            self._woken.set()
-
-        cycle = Cycle(self._means, turn, claimed, limited)
+        cycle = Cycle(self._means, turn)
         self.turns += 1
         self._used.add(cycle)
+        self._limited.pop(turn.tenant, None)
         try:
-            await cycle.run()
+            async with cycle.bounded():
+                again: Sequence[Due] = ()
+                try:
+                    again = await cycle.claim()
+                finally:
+                    if cycle.limited_s:
+                        self._limited[turn.tenant] = self._clock() + cycle.limited_s
+                    self._scheduler.done(turn, again)
+                    self._woken.set()
+                await cycle.deliver()
         finally:
             self._used.discard(cycle)
             self._ended.add(cycle.counts)
         return CycleReport(tenant=turn.tenant, seconds=self._clock() - began_s, counts=cycle.counts)
 
     async def _mend(self) -> None:
-        """Let mail flow that stayed held because whoever enabled its destination did not come to the end."""
-        database = self._means.database
-        while not self._means.stopping.is_set():
+        """Move what stayed held, or in its lane, because whoever switched its destination did not come to the end."""
+        database = self._database
+        while not self._stopping.is_set():
             await asyncio.sleep(MEND_EVERY_S * (1 - self._chance() / 2))
             try:
                 for tenant, stream in await database.transact(lambda c: misplaced(c, limit=MENDED_STREAMS)):
-                    while await database.transact(lambda c, tenant=tenant, stream=stream: unhold(c, tenant, stream)):
-                        pass
+                    await move_mail(database, tenant, stream)
             except Exception as fault:  # noqa: BLE001 - as in _next_turn
                 _report("not_mended", fault)
 

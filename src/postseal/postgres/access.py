@@ -13,7 +13,7 @@ from postseal.postgres.database import Part, conninfo_for
 from postseal.postgres.disk import MIB, Disk
 from postseal.postgres.durability import check_durability
 from postseal.postgres.embedded import start_or_join
-from postseal.postgres.home import Home, default_home
+from postseal.postgres.home import Home, home_of
 from postseal.postgres.migrate import Migration, migrate, read_passwords, require_current_schema
 from postseal.postgres.watchdog import watching
 from postseal.settings import Settings
@@ -40,10 +40,16 @@ class Access:
         """The connection string of one part's role."""
         return conninfo_for(self.owner, user=f"{self.prefix}_{part}", passfile=str(self.passfile))
 
-    def migrate(self) -> list[Migration]:
-        """Bring the database up to date as its owner; returns what was applied."""
+    def migrate(self, *, new_passwords: bool = False) -> list[Migration]:
+        """Bring the database up to date as its owner; returns what was applied. Raises what `migrate` raises."""
         with connect_at_startup(self.owner) as connection:
-            return migrate(connection, prefix=self.prefix, passfile=self.passfile)
+            return migrate(
+                connection,
+                prefix=self.prefix,
+                passfile=self.passfile,
+                new_passwords=new_passwords,
+                ours_alone=self.disk is not None,
+            )
 
     def check(self) -> None:
         """Raise StartupError unless the roles, the schema and the server's durability are as they must be.
@@ -61,8 +67,11 @@ class Access:
 
 @contextmanager
 def open_access(settings: Settings, *, log: FilteringBoundLogger) -> Generator[Access]:
-    """Reach the database of `settings`. An embedded one is joined or started, migrated, watched, and released."""
-    home = Path(settings.data_dir) if settings.data_dir else default_home()
+    """Reach the database of `settings`. An embedded one is joined or started, migrated, watched, and released.
+
+    Raises StartupError.
+    """
+    home = home_of(settings)
     if settings.database_url is not None:
         passfile = Path(settings.roles_file) if settings.roles_file else home / "roles.pgpass"
         yield Access(conninfo_for(settings.database_url), passfile, settings.role_prefix)

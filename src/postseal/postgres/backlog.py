@@ -54,7 +54,7 @@ class OutboundBacklog:
     intent_age_s: float
     """Of the oldest of those; 0 where there are none."""
     overdue_s: float
-    """How long ago the first of what waits for a worker became due; 0 where nothing is due."""
+    """How long ago the first of what waits for a worker became due; 0 where nothing is due. Held mail is not."""
     dead_letters: int
     """Counted up to MAX_DEAD."""
 
@@ -122,6 +122,11 @@ WITH RECURSIVE streams AS (
 )
 SELECT coalesce(greatest(extract(epoch FROM clock_timestamp() - min(first.due_at)), 0), 0)::float8
 FROM (SELECT * FROM streams LIMIT %(most)s) AS s
+CROSS JOIN LATERAL (
+    SELECT FROM destinations d
+    WHERE d.tenant = s.tenant AND d.stream BETWEEN s.stream AND s.stream AND d.disabled_at IS NULL
+    ORDER BY d.stream LIMIT 1
+) AS enabled
 CROSS JOIN (VALUES ('fresh'), ('retry'), ('leased')) AS g (stage)
 CROSS JOIN LATERAL (
     SELECT q.due_at FROM queue q

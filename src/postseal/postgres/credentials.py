@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import LiteralString
 from uuid import UUID
 
-from postseal.postgres.part import WHOLE, ListPart
+from postseal.postgres.page import WHOLE, ListPart
 from postseal.postgres.transaction import Connection
 
 

@@ -13,6 +13,7 @@ from structlog.typing import FilteringBoundLogger
 
 from postseal.errors import StartupError, Unavailable
 from postseal.postgres import arrays
+from postseal.postgres.shares import Shares
 from postseal.postgres.transaction import (
     DATABASE_DEADLINE_S,
     Connection,
@@ -27,6 +28,8 @@ _log: FilteringBoundLogger = structlog.get_logger("postseal.database")
 POOL_WAIT_S = 5.0
 """How long a request waits for a connection before it is `unavailable`."""
 POOL_SIZE = 8
+TENANT_SHARES = 2
+"""No tenant that is named has more than one part in so many of a pool."""
 READ_POOL_SIZE = 4
 """Of the pool in which consumers read, so that they cannot take connections from envelopes."""
 CONNECT_TIMEOUT_S = 5
@@ -71,8 +74,8 @@ def conninfo_for(base: str, *, user: str | None = None, passfile: str | None = N
         # libpq's message repeats the string, and with it the password.
         raise StartupError("the database URL cannot be read; write postgresql://user@host/name") from None
     if user is not None:
-        parameters.pop("password", None)
-        parameters["user"] = user
+        # Empty: left out, it would be PGPASSWORD's, which libpq prefers to a passfile.
+        parameters |= {"user": user, "password": ""}
     if passfile is not None:
         parameters["passfile"] = passfile
     return make_conninfo("", **{"application_name": "postseal", **KEEPALIVE, **parameters})
@@ -95,6 +98,7 @@ class Database:
     """One part's pool. Enter it to open the pool; every call is one transaction with a deadline."""
 
     def __init__(self, conninfo: str, *, prepare: bool, size: int = POOL_SIZE) -> None:
+        self._shares = Shares(max(1, size // TENANT_SHARES), wait_s=POOL_WAIT_S)
         self._conninfo = conninfo
         self.keeps_sessions = prepare
         """Whether a connection is one session of the server's, which it is not behind PgBouncer in transaction mode."""
@@ -133,9 +137,10 @@ class Database:
             timeouts=stats.get("requests_errors", 0),
         )
 
-    async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+    async def transact(self, work: Callable[[Connection], Awaitable[T]], *, tenant: str | None = None) -> T:
         """The result of `work`, once it has committed for certain.
 
+        A `tenant` that is named waits for its share of the pool first; what may wait for locks of one names it.
         Raises Unavailable when the database cannot be reached, does not answer in time, or the commit is not
         certain; any other database error is a fault in our SQL and passes through.
         """
@@ -143,7 +148,8 @@ class Database:
         async def in_its_own(connection: Connection) -> T:
             return await in_transaction(connection, work)
 
-        return await self.exchange(in_its_own)
+        async with self._shares.place(tenant):
+            return await self.exchange(in_its_own)
 
     async def exchange(self, work: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
         """The result of `work`, which begins and commits by itself on the connection that it is given.

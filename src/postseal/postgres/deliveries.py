@@ -194,9 +194,15 @@ CLAIM: dict[WorkLane, LiteralString] = {
 
 
 async def claim(
-    connection: Connection, tenant: str, wanted: Sequence[Wanted], *, lane: WorkLane, lease_s: float
+    connection: Connection,
+    tenant: str,
+    wanted: Sequence[Wanted],
+    *,
+    lane: WorkLane,
+    lease_s: float,
+    most: int = MAX_CLAIMED,
 ) -> Claimed:
-    """Lease at most 100 due deliveries, inside the caller's transaction; they are the caller's once that committed.
+    """Lease at most `most` due deliveries (1 to 100) inside the caller's transaction, whose they are once it committed.
 
     Streams come in the order of `wanted`, the longest due of each first; what others are claiming or settling is
     passed over, and a disabled destination gives nothing. On the way the expired are settled `expired`, and those
@@ -205,8 +211,8 @@ async def claim(
     lease, token = timedelta(seconds=lease_s), uuid4()
     async with connection.pipeline():
         await connection.execute(f"SELECT {SET_PLANS}")
-        cursor = await _send_claim(connection, tenant, wanted, lane, lease, token)
-    return _claimed(await cursor.fetchall(), tenant, wanted, lease, token)
+        cursor = await _send_claim(connection, tenant, wanted, lane, lease, token, most)
+    return _claimed(await cursor.fetchall(), tenant, wanted, lease, token, most)
 
 
 async def claim_for_certain(
@@ -226,7 +232,13 @@ async def claim_for_certain(
 
 
 async def _send_claim(
-    connection: Connection, tenant: str, wanted: Sequence[Wanted], lane: WorkLane, lease: timedelta, token: UUID
+    connection: Connection,
+    tenant: str,
+    wanted: Sequence[Wanted],
+    lane: WorkLane,
+    lease: timedelta,
+    token: UUID,
+    most: int = MAX_CLAIMED,
 ) -> AsyncCursor[TupleRow]:
     looks = [
         look
@@ -244,14 +256,21 @@ async def _send_claim(
         "most": arrays.int8s([look[2] for look in looks]),
         "since": arrays.timestamps([look[3] for look in looks]),
         "leased": arrays.bools([look[4] for look in looks]),
-        "most_in_all": MAX_CLAIMED,
+        "most_in_all": most,
         "lease": lease,
         "token": token,
     }
     return await connection.execute(CLAIM[lane], parameters, binary=True)
 
 
-def _claimed(rows: Sequence[TupleRow], tenant: str, wanted: Sequence[Wanted], lease: timedelta, token: UUID) -> Claimed:
+def _claimed(
+    rows: Sequence[TupleRow],
+    tenant: str,
+    wanted: Sequence[Wanted],
+    lease: timedelta,
+    token: UUID,
+    most: int = MAX_CLAIMED,
+) -> Claimed:
     [now] = [due_at for stage, due_at, *_ in rows if stage == "now"]
     lease_ends = now + lease
     leases: list[Lease] = []
@@ -268,7 +287,7 @@ def _claimed(rows: Sequence[TupleRow], tenant: str, wanted: Sequence[Wanted], le
     def mark(stream: int, stage: str, since: datetime | None) -> datetime | None:
         if (due_at := last_due.get((stream, stage))) is not None:
             candidate = due_at - MARK_SLACK
-        elif found == MAX_CLAIMED:
+        elif found == most:
             return since  # perhaps it was not looked at
         else:
             candidate = now - IDLE_SLACK

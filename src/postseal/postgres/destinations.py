@@ -9,12 +9,14 @@ from uuid import UUID
 from postseal.postgres.transaction import Connection
 
 Mode = Literal["push", "pull"]
-Scheme = Literal["v1", "v1a"]
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A destination as it stands, with its health. `disabled_reason` is 'operator' or 'gone' (it answered 410)."""
+    """A destination as it stands, with its health.
+
+    `disabled_reason` is 'operator', 'gone' (it answered 410) or 'retired' (its device was, so that it stays disabled).
+    """
 
     stream: int
     project: str
@@ -40,7 +42,7 @@ class ListedSecret:
     """A secret without its secret. `sign_until` None: it signs until further notice."""
 
     secret: UUID
-    scheme: Scheme
+    scheme: str
     created_at: datetime
     sign_until: datetime | None
 
@@ -49,13 +51,12 @@ class ListedSecret:
 class EncryptedSecret:
     """A secret that still signs, as it lies in the database."""
 
-    secret: UUID
-    scheme: Scheme
+    scheme: str
     encrypted: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetRow:
     """What a worker needs to know of a destination; `secrets` are those that sign now, newest first."""
 
     tenant: str
@@ -139,6 +140,20 @@ async def find(connection: Connection, tenant: str, project: str, destination: s
     return Destination(*row) if row else None
 
 
+LOCK: LiteralString = """
+SELECT FROM destinations
+WHERE tenant = %(tenant)s AND project = %(project)s AND destination = %(destination)s FOR NO KEY UPDATE
+"""
+
+
+async def lock(connection: Connection, tenant: str, project: str, destination: str) -> Destination | None:
+    """The same, which nobody else changes until this transaction ends; nor is anything sealed for it meanwhile."""
+    parameters = {"tenant": tenant, "project": project, "destination": destination}
+    await connection.execute(LOCK, parameters)
+    # Another statement, which sees it as it is locked.
+    return await find(connection, tenant, project, destination)
+
+
 LIST: LiteralString = COLUMNS + "AND d.destination > %(after)s ORDER BY d.destination LIMIT %(limit)s"
 
 
@@ -179,22 +194,39 @@ async def enable(connection: Connection, tenant: str, stream: int) -> bool:
     return (await connection.execute(ENABLE, {"tenant": tenant, "stream": stream})).rowcount == 1
 
 
-SET_URL: LiteralString = "UPDATE destinations SET url = %(url)s WHERE tenant = %(tenant)s AND stream = %(stream)s"
-
-
-async def set_url(connection: Connection, tenant: str, stream: int, url: str) -> None:
-    """Give a push destination another address."""
-    await connection.execute(SET_URL, {"tenant": tenant, "stream": stream, "url": url})
-
-
-SET_MAX_PENDING: LiteralString = """
-UPDATE destinations SET max_pending = %(max_pending)s WHERE tenant = %(tenant)s AND stream = %(stream)s
+LOCK_OF_DEVICE: LiteralString = """
+SELECT project, stream FROM destinations
+WHERE tenant = %(tenant)s AND destination = %(device)s AND mode = 'pull'
+ORDER BY stream FOR NO KEY UPDATE
+"""
+RETIRE: LiteralString = """
+UPDATE destinations SET disabled_at = coalesce(disabled_at, clock_timestamp()), disabled_reason = 'retired'
+WHERE tenant = %(tenant)s AND stream = ANY (%(streams)s)
 """
 
 
-async def set_max_pending(connection: Connection, tenant: str, stream: int, max_pending: int) -> None:
-    """Set how much mail may be pending before `destination_full`."""
-    await connection.execute(SET_MAX_PENDING, {"tenant": tenant, "stream": stream, "max_pending": max_pending})
+async def retire_of_device(connection: Connection, tenant: str, device: str) -> dict[str, int]:
+    """Disable all that a device pulls from, for ever; returns the streams by project.
+
+    What was disabled already keeps its time. The caller then calls `lanes.hold` as for `disable`.
+    """
+    cursor = await connection.execute(LOCK_OF_DEVICE, {"tenant": tenant, "device": device})
+    pulled: dict[str, int] = dict(await cursor.fetchall())
+    await connection.execute(RETIRE, {"tenant": tenant, "streams": list(pulled.values())})
+    return pulled
+
+
+CHANGE: LiteralString = """
+UPDATE destinations
+SET url = coalesce(%(url)s::text, url), max_pending = coalesce(%(max_pending)s::bigint, max_pending)
+WHERE tenant = %(tenant)s AND stream = %(stream)s
+"""
+
+
+async def change(connection: Connection, tenant: str, stream: int, *, url: str | None, max_pending: int | None) -> None:
+    """Give a destination another address (a push destination alone has one), or other room; what is None stays."""
+    parameters = {"tenant": tenant, "stream": stream, "url": url, "max_pending": max_pending}
+    await connection.execute(CHANGE, parameters)
 
 
 INSERT_ENCRYPTED: LiteralString = """
@@ -204,7 +236,7 @@ VALUES (%(tenant)s, %(stream)s, %(secret)s, %(scheme)s, %(encrypted)s)
 
 
 async def insert_secret(
-    connection: Connection, tenant: str, stream: int, *, secret: UUID, scheme: Scheme, encrypted: bytes
+    connection: Connection, tenant: str, stream: int, *, secret: UUID, scheme: str, encrypted: bytes
 ) -> None:
     """Add a secret, which signs from now on; `secret` names it, so that the encryption can be bound to the name."""
     parameters = {"tenant": tenant, "stream": stream, "secret": secret, "scheme": scheme, "encrypted": encrypted}
@@ -216,14 +248,28 @@ UPDATE destination_secrets o
 SET sign_until = least(o.sign_until, clock_timestamp() + make_interval(secs => %(for_s)s))
 FROM destination_secrets n
 WHERE n.tenant = %(tenant)s AND n.stream = %(stream)s AND n.secret = %(newest)s
-  AND o.tenant = n.tenant AND o.stream = n.stream AND o.scheme = n.scheme AND o.created_at < n.created_at
+  AND o.tenant = n.tenant AND o.stream = n.stream AND o.scheme = n.scheme AND o.secret <> n.secret
 """
 
 
 async def let_older_sign_until(connection: Connection, tenant: str, stream: int, *, newest: UUID, for_s: int) -> int:
-    """Let older secrets of the scheme of `newest` sign `for_s` seconds more at most; returns how many there are."""
+    """Let all other secrets of the scheme of `newest` sign `for_s` seconds more at most; returns how many there are.
+
+    The caller has the destination's lock: a secret that came at the same time would sign for ever.
+    """
     parameters = {"tenant": tenant, "stream": stream, "newest": newest, "for_s": for_s}
     return (await connection.execute(LET_OLDER_SIGN_UNTIL, parameters)).rowcount
+
+
+DELETE_ENDED: LiteralString = """
+DELETE FROM destination_secrets
+WHERE tenant = %(tenant)s AND stream = %(stream)s AND sign_until <= clock_timestamp()
+"""
+
+
+async def delete_ended_secrets(connection: Connection, tenant: str, stream: int) -> None:
+    """Take out the secrets of a destination that sign no more."""
+    await connection.execute(DELETE_ENDED, {"tenant": tenant, "stream": stream})
 
 
 LIST_SECRETS: LiteralString = """
@@ -239,7 +285,7 @@ async def list_secrets(connection: Connection, tenant: str, stream: int) -> list
 
 
 READ_TARGETS: LiteralString = """
-SELECT d.stream, d.project, d.destination, d.mode, d.url, d.disabled_at IS NOT NULL, s.secret, s.scheme, s.encrypted
+SELECT d.stream, d.project, d.destination, d.mode, d.url, d.disabled_at IS NOT NULL, s.scheme, s.encrypted
 FROM unnest(%(streams)s::bigint[]) AS w (stream)
 JOIN destinations d ON d.tenant = %(tenant)s AND d.stream = w.stream
 LEFT JOIN destination_secrets s ON s.tenant = d.tenant AND s.stream = d.stream
@@ -248,13 +294,13 @@ ORDER BY d.stream, s.created_at DESC, s.secret
 """
 
 
-async def read_targets(connection: Connection, tenant: str, streams: Sequence[int]) -> dict[int, Target]:
+async def read_targets(connection: Connection, tenant: str, streams: Sequence[int]) -> dict[int, TargetRow]:
     """The targets of a tenant's streams by stream (role delivery); one that is not there does not exist."""
     parameters = {"tenant": tenant, "streams": list(streams)}
-    targets: dict[int, Target] = {}
+    targets: dict[int, TargetRow] = {}
     for row in await (await connection.execute(READ_TARGETS, parameters)).fetchall():
         stream, project, destination, mode, url, disabled, *secret = row
-        target = targets.setdefault(stream, Target(tenant, stream, project, destination, mode, url, disabled, []))
+        target = targets.setdefault(stream, TargetRow(tenant, stream, project, destination, mode, url, disabled, []))
         if secret[0] is not None:
             target.secrets.append(EncryptedSecret(*secret))
     return targets

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import LiteralString
 
-from postseal.postgres.part import WHOLE, ListPart
+from postseal.postgres.page import WHOLE, ListPart
 from postseal.postgres.transaction import Connection
 
 

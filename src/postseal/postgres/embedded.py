@@ -58,6 +58,9 @@ RELEASE_WAIT_SECONDS = 60  # another's stop is shorter; another's start is a hol
 CONNECT_SECONDS = 10
 POLL_SECONDS = 0.02
 
+SESSION_VARIABLES = {"PGTZ", "PGDATESTYLE", "PGGEQO"}
+"""Of libpq's variables those that no connection string can overrule."""
+
 
 class EmbeddedServer:
     """A running PostgreSQL that belongs to one home folder; the last process that holds it stops it.
@@ -92,6 +95,9 @@ class EmbeddedServer:
 def start_or_join(home: Path, *, log: FilteringBoundLogger) -> EmbeddedServer:
     """Hold the server of the home folder `home`, started if it does not run. Blocks until it answers.
 
+    Takes libpq's variables (PGPASSWORD and so on) out of this process's environment: they mean another server, and
+    libpq would prefer them to what stands in a passfile.
+
     Raises StartupError, one line that says what to do, when the folder, the programs or the server cannot be
     used; then nothing that this call started still runs.
 
@@ -108,12 +114,20 @@ def start_or_join(home: Path, *, log: FilteringBoundLogger) -> EmbeddedServer:
             undo.callback(os.close, hold)
             fcntl.flock(hold, fcntl.LOCK_SH)  # never waits: it is taken exclusively under the change lock only
             undo.callback(_stop_if_last, opened, hold, log)
+            _forget_libpq_variables()
             _bring_up(opened, log)
             _make_database(opened)
             undo.pop_all()
             return EmbeddedServer(opened, hold, log)
     except OSError as error:
         raise StartupError(f"cannot use {home}: {error}; free it or choose another --data-dir") from None
+
+
+def _forget_libpq_variables() -> None:
+    # Out of the environment and not overruled by the connection string: for PGSERVICE and some others that is too late.
+    named = {option.envvar.decode() for option in pq.Conninfo.get_defaults() if option.envvar}
+    for name in (named | SESSION_VARIABLES) & os.environ.keys():
+        del os.environ[name]
 
 
 def _bring_up(home: Home, log: FilteringBoundLogger) -> None:

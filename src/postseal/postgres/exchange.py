@@ -63,7 +63,8 @@ async def exchange(connection: Connection, calls: Sequence[Call]) -> list[Answer
     """The answers to `calls`, in order.
 
     Raises psycopg.Error: the first one that a call met, after which the others did nothing, or OperationalError where
-    the connection was lost. After either the connection is good for nothing but to be thrown away.
+    the connection was lost. After either, and where this is cancelled, the connection is good for nothing but to be
+    thrown away.
     """
     pgconn = connection.pgconn
     prepared = None if connection.prepare_threshold is None else _prepared.setdefault(connection, set())
@@ -74,11 +75,9 @@ async def exchange(connection: Connection, calls: Sequence[Call]) -> list[Answer
     pgconn.exit_pipeline_mode()
     answers: list[Answer] = []
     remaining = iter(results)
-    for call, prepare in zip(calls, prepares, strict=True):
+    for prepare in prepares:
         if prepare:
             _require_done(next(remaining))
-            assert prepared is not None  # noqa: S101 - nothing is prepared otherwise
-            prepared.add(call.statement.name)
         result = next(remaining)
         _require_done(result)
         answers.append(Answer(_rows(connection, result), (result.command_status or b"").decode()))
@@ -95,6 +94,7 @@ def _send(pgconn: PGconn, call: Call, prepared: set[bytes] | None) -> bool:
         return False
     prepare = statement.name not in prepared
     if prepare:
+        prepared.add(statement.name)  # at once: the same exchange may call it again
         pgconn.send_prepare(statement.name, statement.sql)
     pgconn.send_query_prepared(statement.name, values, formats, Format.BINARY)
     return prepare

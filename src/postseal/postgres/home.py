@@ -3,7 +3,7 @@
     <home>/data               PGDATA, of the server's account
     <home>/run                the socket's folder, 0700, of the server's account
     <home>/pgpass             the superuser's password in libpq's passfile format, 0600
-    <home>/log/postgres.log   what the server writes
+    <home>/log/postgres.log   what the server writes; beside it, what it wrote before
     <home>/lock/change        held exclusively by whoever starts, joins or stops the server
     <home>/lock/holders       held shared by every process that uses the server, for as long as it does
     <home>/lock/watch         held exclusively by the process whose watchdog brings a dead server back
@@ -32,6 +32,7 @@ from psycopg.conninfo import make_conninfo
 
 from postseal.errors import StartupError
 from postseal.postgres.account import Account
+from postseal.settings import Settings
 
 SUPERUSER = "postgres"
 DATABASE = "postseal"
@@ -71,6 +72,11 @@ class Home:
         return self.root / "log" / "postgres.log"
 
     @property
+    def older_log_file(self) -> Path:
+        """What the server's log was before it was begun anew."""
+        return self.root / "log" / "postgres.log.1"
+
+    @property
     def ballast(self) -> Path:
         """Space that is given up when the disk is full."""
         return self.root / "ballast"
@@ -85,6 +91,11 @@ class Home:
     def lock(self, name: str) -> int:
         """Open the lock file `name`; the caller closes the descriptor, which also drops its lock."""
         return os.open(self.root / "lock" / name, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def home_of(settings: Settings) -> Path:
+    """The deployment's data folder, absolute: the embedded database's home, and where its files lie by default."""
+    return (Path(settings.data_dir) if settings.data_dir else default_home()).expanduser().resolve()
 
 
 def default_home() -> Path:

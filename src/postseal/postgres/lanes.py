@@ -100,21 +100,37 @@ WITH RECURSIVE streams AS (
         ORDER BY q.tenant, q.stream, q.sequence LIMIT 1
     ) AS n
 )
-SELECT s.tenant, s.stream
-FROM streams s
-CROSS JOIN LATERAL (
-    SELECT FROM destinations d
-    WHERE d.tenant = s.tenant AND d.stream BETWEEN s.stream AND s.stream AND d.disabled_at IS NULL
-    ORDER BY d.stream LIMIT 1
-) AS enabled
-LIMIT %(limit)s
+(
+    SELECT s.tenant, s.stream
+    FROM streams s
+    CROSS JOIN LATERAL (
+        SELECT FROM destinations d
+        WHERE d.tenant = s.tenant AND d.stream BETWEEN s.stream AND s.stream AND d.disabled_at IS NULL
+        ORDER BY d.stream LIMIT 1
+    ) AS enabled
+    LIMIT %(limit)s
+)
+UNION ALL
+(
+    SELECT d.tenant, d.stream
+    FROM destinations d
+    CROSS JOIN LATERAL (
+        (SELECT true FROM queue q WHERE q.tenant = d.tenant AND q.stream = d.stream AND q.lane = 'push' LIMIT 1)
+        UNION ALL
+        (SELECT true FROM queue q WHERE q.tenant = d.tenant AND q.stream = d.stream AND q.lane = 'pull' LIMIT 1)
+        LIMIT 1
+    ) AS in_lane
+    WHERE d.disabled_at IS NOT NULL
+    ORDER BY d.disabled_at LIMIT %(limit)s
+)
 """
 
 
 async def misplaced(connection: Connection, *, limit: int) -> list[tuple[str, int]]:
-    """At most `limit` enabled destinations (tenant, stream) with held mail: whoever enabled them was cut off.
+    """Destinations (tenant, stream) whose mail is where it should not be: whoever switched them was cut off.
 
-    `unhold` ends it for each.
+    At most `limit` that are enabled and have held mail, and as many that are disabled and have mail in a lane. `hold`
+    and `unhold` end it for each.
     """
     async with connection.pipeline():
         await connection.execute(f"SELECT {SET_PLANS}")

@@ -1,4 +1,4 @@
-"""One delivery shown, with why it was not sent yet; and cancelled while it is pending."""
+"""One delivery or intent shown, with why it was not sent yet, and cancelled while it waits; intents listed."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -7,7 +7,7 @@ from typing import Any, LiteralString
 from uuid import UUID
 
 from postseal.postgres.ingest import SET_PLANS
-from postseal.postgres.sealing import STATE
+from postseal.postgres.sealed import STATE
 from postseal.postgres.transaction import Connection
 from postseal.rules.delivery import State
 
@@ -58,7 +58,7 @@ class ShownDelivery:
 
 @dataclass(frozen=True, slots=True)
 class ShownIntent:
-    """An intent that waits to be sealed. `code` (see SealCode) says why it was not; None: it was not tried yet."""
+    """An intent that is not sealed. `code` (see SealCode) says why; None: it was not tried yet."""
 
     delivery: UUID
     project: str
@@ -66,7 +66,8 @@ class ShownIntent:
     idempotency_key: str
     created_at: datetime
     expires_at: datetime | None
-    due_at: datetime
+    due_at: datetime | None
+    """When it is tried next; None: it is given up."""
     tries: int
     code: str | None
 
@@ -121,16 +122,38 @@ async def show(connection: Connection, tenant: str, delivery: UUID) -> ShownDeli
     return shown
 
 
-SHOW_INTENT: LiteralString = """
-SELECT delivery, project, destination, idempotency_key, created_at, expires_at, due_at, tries, code
-FROM intents WHERE tenant = %(tenant)s AND delivery = %(delivery)s
+INTENT: LiteralString = """
+SELECT delivery, project, destination, idempotency_key, created_at, expires_at, nullif(due_at, 'infinity'), tries, code
+FROM intents WHERE tenant = %(tenant)s
 """
+SHOW_INTENT: LiteralString = INTENT + "AND delivery = %(delivery)s"
 
 
 async def show_intent(connection: Connection, tenant: str, delivery: UUID) -> ShownIntent | None:
-    """The intent that waits under that id."""
+    """The intent that is not sealed under that id."""
     row = await (await connection.execute(SHOW_INTENT, {"tenant": tenant, "delivery": delivery})).fetchone()
     return ShownIntent(*row) if row else None
+
+
+LIST_INTENTS: LiteralString = (
+    INTENT
+    + """
+AND project = %(project)s AND (%(code)s::text IS NULL OR code = %(code)s)
+ORDER BY created_at, delivery LIMIT %(limit)s
+"""
+)
+
+
+async def list_intents(
+    connection: Connection, tenant: str, project: str, *, code: str | None, limit: int
+) -> list[ShownIntent]:
+    """The first `limit` intents of a project that are not sealed, oldest first; with that code alone if one is given.
+
+    Reads all of the tenant's: for an operator.
+    """
+    parameters = {"tenant": tenant, "project": project, "code": code, "limit": limit}
+    cursor = await connection.execute(LIST_INTENTS, parameters)
+    return [ShownIntent(*row) for row in await cursor.fetchall()]
 
 
 class Cancelled(StrEnum):

@@ -71,12 +71,26 @@ def require_current_schema(connection: psycopg.Connection[Any]) -> None:
         raise StartupError("the database's schema is older than this release: run `postseal migrate`")
 
 
-def migrate(connection: psycopg.Connection[Any], *, prefix: str, passfile: Path) -> list[Migration]:
-    """Bring a database up to date; returns what was applied. `connection` is the owner's, in autocommit mode."""
+def migrate(
+    connection: psycopg.Connection[Any],
+    *,
+    prefix: str,
+    passfile: Path,
+    new_passwords: bool = False,
+    ours_alone: bool = False,
+) -> list[Migration]:
+    """Bring a database up to date; returns what was applied. `connection` is the owner's, in autocommit mode.
+
+    Roles get passwords when they are made, and all of them new ones with `new_passwords`. One that is there already and
+    has no password in the file may be in use elsewhere, and is left alone (StartupError), unless the cluster is
+    `ours_alone`. Where nothing is to be done nothing is written, neither to the database nor to the file.
+    """
     _take_turn(connection)
     try:
         todo = pending(connection)
-        _make_roles(connection, prefix, passfile)
+        _make_roles(connection, prefix, passfile, new_passwords=new_passwords, ours_alone=ours_alone)
+        if todo:
+            _let_migrate(connection, prefix)
         for migration in todo:
             _apply(connection, migration, prefix)
     finally:
@@ -116,45 +130,68 @@ def _apply(connection: psycopg.Connection[Any], migration: Migration, prefix: st
             connection.execute(sql.SQL("GRANT SELECT ON schema_migrations TO {}").format(role))
 
 
-def _make_roles(connection: psycopg.Connection[Any], prefix: str, passfile: Path) -> None:
+def _make_roles(
+    connection: psycopg.Connection[Any], prefix: str, passfile: Path, *, new_passwords: bool, ours_alone: bool
+) -> None:
+    owner, names = f"{prefix}_owner", [f"{prefix}_{part}" for part in Part]
+    rows = connection.execute("SELECT rolname FROM pg_roles WHERE rolname = ANY(%s::text[])", [[owner, *names]])
+    there = {name for (name,) in rows}
     passwords = read_passwords(passfile)
-    owner = sql.Identifier(f"{prefix}_owner")
-    _create_role(connection, f"{prefix}_owner", sql.SQL("NOLOGIN"))
-    connection.execute(sql.SQL("GRANT {} TO CURRENT_USER").format(owner))
-    database = sql.Identifier(connection.info.dbname)
-    connection.execute(sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(database, owner))
-    for part in Part:
-        name = f"{prefix}_{part}"
-        known = name in passwords
-        password = passwords.setdefault(name, secrets.token_urlsafe(32))
-        created = _create_role(connection, name, sql.SQL("LOGIN"))
-        if created or not known:
-            # Hashed here: the server's log shows statements.
-            verifier = connection.pgconn.encrypt_password(password.encode(), name.encode(), b"scram-sha-256")
-            statement = sql.SQL("ALTER ROLE {} PASSWORD {}")
-            connection.execute(statement.format(sql.Identifier(name), sql.Literal(verifier.decode())))
-    write_passwords(passfile, passwords)
+    unknown = set(names) - passwords.keys()
+    if unknown & there and not (new_passwords or ours_alone):
+        raise StartupError(
+            f"the role {min(unknown & there)} is there already and {passfile} has no password of it: copy the roles "
+            "file to here, or choose another role_prefix, or, if the file is lost, run `postseal migrate "
+            "--new-passwords`, which locks out whoever uses the old ones"
+        )
+    fresh = {name: secrets.token_urlsafe(32) for name in (names if new_passwords else unknown)}
+    with connection.transaction():
+        if owner not in there:
+            _create_role(connection, owner, sql.SQL("NOLOGIN"))
+        for name in names:
+            if name not in there:
+                _create_role(connection, name, sql.SQL("LOGIN"))
+            if name in fresh or name not in there:
+                _set_password(connection, name, (passwords | fresh)[name])
+        if fresh:
+            # Before the commit: passwords that are in no file would be lost.
+            write_passwords(passfile, passwords | fresh)
 
 
-def _create_role(connection: psycopg.Connection[Any], name: str, login: sql.SQL) -> bool:
-    exists = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [name]).fetchone()
-    if exists:
-        return False
+def _create_role(connection: psycopg.Connection[Any], name: str, login: sql.SQL) -> None:
     options = sql.SQL(" NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT NOREPLICATION NOBYPASSRLS")
     connection.execute(sql.SQL("CREATE ROLE {} ").format(sql.Identifier(name)) + login + options)
-    return True
+
+
+def _set_password(connection: psycopg.Connection[Any], name: str, password: str) -> None:
+    # Hashed here: the server's log shows statements.
+    verifier = connection.pgconn.encrypt_password(password.encode(), name.encode(), b"scram-sha-256")
+    statement = sql.SQL("ALTER ROLE {} PASSWORD {}")
+    connection.execute(statement.format(sql.Identifier(name), sql.Literal(verifier.decode())))
+
+
+def _let_migrate(connection: psycopg.Connection[Any], prefix: str) -> None:
+    """Let this connection's user act as the owning role, and that role make the schema."""
+    owner, database = sql.Identifier(f"{prefix}_owner"), sql.Identifier(connection.info.dbname)
+    connection.execute(sql.SQL("GRANT {} TO CURRENT_USER").format(owner))
+    connection.execute(sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(database, owner))
 
 
 def read_passwords(passfile: Path) -> dict[str, str]:
-    """The generated passwords by role; none if there is no such file."""
+    """The generated passwords by role; none if there is no such file. Raises StartupError if it cannot be read."""
     try:
-        text = passfile.read_text("utf-8")
+        text = passfile.read_text("utf-8", errors="replace")
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise StartupError(f"cannot read the roles file {passfile}: {error.strerror}") from None
     return {line[1]: line[2] for line in map(_PASSWORD_LINE.fullmatch, text.splitlines()) if line}
 
 
 def write_passwords(passfile: Path, passwords: dict[str, str]) -> None:
-    """Write them for the owner's eyes alone, the whole file or none of it."""
+    """Write them for the owner's eyes alone, the whole file or none of it. Raises StartupError if that cannot be."""
     text = "".join(f"*:*:*:{role}:{password}\n" for role, password in sorted(passwords.items()))
-    replace_private(passfile, text.encode())
+    try:
+        replace_private(passfile, text.encode())
+    except OSError as error:
+        raise StartupError(f"cannot write the roles file {passfile}: {error.strerror}") from None

@@ -6,6 +6,7 @@ Nothing here decides whether to start or stop: `embedded.py` does, and holds the
 import os
 import re
 import secrets
+import shutil
 import signal
 import threading
 import time
@@ -27,6 +28,7 @@ INITDB_SECONDS = 120
 PING_SECONDS = 2
 POLL_SECONDS = 0.02
 LOG_BYTES_KEPT = 16 * 1024 * 1024
+"""Of the log, and of the older file beside it."""
 LOG_READ_BYTES = 256 * 1024
 _ERROR = re.compile(r"FATAL:|PANIC:|error:")
 # "… starting up", "… shutting down": said to a client that came too early, such as our ping.
@@ -121,8 +123,8 @@ def start_postmaster(home: Home, binaries: Binaries, account: Account, server_lo
     """Start the server and do not wait. It inherits `server_lock` and holds it while any of it lives."""
     home.run.mkdir(mode=0o700, exist_ok=True)
     os.chown(home.run, account.uid, account.gid)
-    if home.log_file.exists() and home.log_file.stat().st_size > LOG_BYTES_KEPT:
-        home.log_file.replace(home.log_file.with_suffix(".log.1"))
+    if _log_is_long(home):
+        home.log_file.replace(home.older_log_file)
     command = [binaries.bin / "postgres", "-D", home.data, *_options(home, binaries, account)]
     # The server lock is ours, so the process that a left-over postmaster.pid names is not this server. If it
     # is a zombie or another program of this user, PostgreSQL gives up, unless told that it is an ancestor.
@@ -134,6 +136,22 @@ def start_postmaster(home: Home, binaries: Binaries, account: Account, server_lo
     # Reaps it whenever it ends, so that a crashed server stays no zombie while we live.
     threading.Thread(target=process.wait, name="postmaster-reaper", daemon=True).start()
     return Postmaster(process.pid, log_start)
+
+
+def keep_log_short(home: Home) -> None:
+    """Make what the log of a server that runs has grown to the older file. OSError.
+
+    The server goes on appending to the file that it has open, so that one is copied and emptied. What is written
+    between the two is lost.
+    """
+    if _log_is_long(home):
+        with suppress(OSError):  # on a full disk, room is worth more than what was said
+            shutil.copyfile(home.log_file, home.older_log_file)
+        os.truncate(home.log_file, 0)
+
+
+def _log_is_long(home: Home) -> bool:
+    return home.log_file.exists() and home.log_file.stat().st_size > LOG_BYTES_KEPT
 
 
 def ping(home: Home) -> pq.Ping:

@@ -1,52 +1,12 @@
-"""What devices and consumers read: where streams stand, what they hold, and who signed it."""
+"""What devices and consumers read of streams: how far they reach, what they hold, and who signed it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import LiteralString
 
-from postseal.postgres.ingest import StreamKey, bitmap_from_bytes
+from postseal.postgres.ingest import StreamKey
 from postseal.postgres.transaction import Connection
-from postseal.rules.stream import Cursor
-
-
-@dataclass(frozen=True, slots=True)
-class StreamRow:
-    """A stream as it stands."""
-
-    key: StreamKey
-    producer: str
-    retired: bool
-    cursor: Cursor
-
-
-LIST_STREAMS: LiteralString = """
-SELECT stream, producer, retired, floor, contiguous, highest, above
-FROM streams
-WHERE tenant = %(tenant)s AND project = %(project)s AND producer > %(after)s
-ORDER BY producer LIMIT %(limit)s
-"""
-
-
-async def list_streams(connection: Connection, *, tenant: str, project: str, after: str, limit: int) -> list[StreamRow]:
-    """A project's streams in the order of their producers, from the first one behind `after` on."""
-    parameters = {"tenant": tenant, "project": project, "after": after, "limit": limit}
-    cursor = await connection.execute(LIST_STREAMS, parameters)
-    return [_stream(tenant, *row) for row in await cursor.fetchall()]
-
-
-FIND_STREAM: LiteralString = """
-SELECT stream, producer, retired, floor, contiguous, highest, above
-FROM streams WHERE tenant = %(tenant)s AND project = %(project)s AND producer = %(producer)s
-"""
-
-
-async def find_stream(connection: Connection, *, tenant: str, project: str, producer: str) -> StreamRow | None:
-    """One stream, if there is such."""
-    parameters = {"tenant": tenant, "project": project, "producer": producer}
-    row = await (await connection.execute(FIND_STREAM, parameters)).fetchone()
-    return None if row is None else _stream(tenant, *row)
-
 
 READ_CONTIGUOUS: LiteralString = """
 SELECT s.stream, s.contiguous
@@ -139,17 +99,3 @@ async def list_keys(connection: Connection, *, tenant: str, device: str) -> list
     """All keys that a device ever had, oldest first."""
     cursor = await connection.execute(LIST_KEYS, {"tenant": tenant, "device": device})
     return [KeyRow(*row) for row in await cursor.fetchall()]
-
-
-def _stream(
-    tenant: str,
-    stream: int,
-    producer: str,
-    retired: bool,
-    floor: int,
-    contiguous: int,
-    highest: int,
-    above: bytes,
-) -> StreamRow:
-    cursor = Cursor(floor, contiguous, highest, bitmap_from_bytes(above))
-    return StreamRow(StreamKey(tenant, stream), producer, retired, cursor)

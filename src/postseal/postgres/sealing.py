@@ -1,7 +1,7 @@
-"""Giving out sequences: destinations under their lock, what was sealed before, what is new (role delivery).
+"""Giving out sequences: destinations under their lock, and what is new (role delivery).
 
-1. `lock_destinations`, which also tells the database's time
-2. `find_sealed` under that lock: what a key, an event id or a delivery's id brought before
+1. `lock_destinations`, which also tells the database's time and the key that signs now
+2. (under that lock, `sealed.py` finds what a key, an event id or a delivery's id brought before)
 3. (the caller decides, builds payloads and signs)
 4. `insert_sealed`: envelopes, payloads, queue, audit, and each destination's highest, by one statement
 
@@ -20,8 +20,8 @@ from msgspec import Struct
 from postseal.errors import Unavailable
 from postseal.postgres import arrays
 from postseal.postgres.ingest import SET_PLANS
+from postseal.postgres.signing_keys import FIND_ACTIVE, SigningKey
 from postseal.postgres.transaction import Connection
-from postseal.rules.delivery import State
 
 UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -52,46 +52,8 @@ class Locked:
     """By project and destination; one that is not there does not exist."""
     now_ms: int
     """The database's clock after the locks were had, in ms since 1970: for `issuedAtMs` and for what has expired."""
-
-
-class SigningKey(Struct, frozen=True, gc=False):
-    """The public half of a key that signs a tenant's envelopes."""
-
-    keyid: str
-    public_key: bytes
-
-
-class SealedNames(Struct, frozen=True, gc=False):
-    """The names under which a delivery is looked up before it is sealed."""
-
-    stream: int
-    idempotency_key: str
-    event_id: UUID
-    delivery: UUID
-
-
-class SealedBefore(Struct, frozen=True, gc=False):
-    """A delivery that was sealed before, in the state in which it is now."""
-
-    stream: int
-    sequence: int
-    delivery: UUID
-    event_id: UUID
-    idempotency_key: str
-    content_hash: bytes
-    event_identity: bytes
-    state: State
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What `find_sealed` found."""
-
-    by_key: dict[tuple[int, str], SealedBefore]
-    """By stream and idempotency key."""
-    by_event: dict[tuple[int, UUID], SealedBefore]
-    """By stream and event id."""
-    by_delivery: dict[UUID, SealedBefore]
+    signing_key: SigningKey | None
+    """With which the tenant's envelopes are signed now."""
 
 
 class SealedRow(Struct, frozen=True, gc=False):
@@ -155,7 +117,8 @@ READ_CLOCK: LiteralString = "SELECT floor(extract(epoch FROM clock_timestamp()) 
 async def lock_destinations(connection: Connection, tenant: str, names: Collection[tuple[str, str]]) -> Locked:
     """Lock the destinations of (project, destination), of however many projects, in stream order.
 
-    Nobody else gives out their sequences, disables or enables them until this transaction ends.
+    Nobody else gives out their sequences, disables or enables them until this transaction ends. What comes behind it
+    in the transaction is planned as this is.
     """
     distinct = list(dict.fromkeys(names))
     parameters = {
@@ -168,6 +131,7 @@ async def lock_destinations(connection: Connection, tenant: str, names: Collecti
         locked = await connection.execute(LOCK_DESTINATIONS, parameters, binary=True)
         read = await connection.execute(READ_SETTLED, parameters, binary=True)
         clock = await connection.execute(READ_CLOCK, binary=True)
+        active = await connection.execute(FIND_ACTIVE, {"tenant": tenant}, binary=True)
     settled = dict(await read.fetchall())
     now = await clock.fetchone()
     assert now is not None  # noqa: S101 - a SELECT without FROM has one row
@@ -175,99 +139,8 @@ async def lock_destinations(connection: Connection, tenant: str, names: Collecti
         (project, name): LockedDestination(stream, mode, disabled, highest, highest - settled[stream], max_pending)
         for project, name, stream, mode, disabled, highest, max_pending in await locked.fetchall()
     }
-    return Locked(destinations, now[0])
-
-
-ACTIVE_KEY: LiteralString = """
-SELECT keyid, public_key FROM signing_keys WHERE tenant = %(tenant)s AND state = 'active'
-"""
-
-
-async def active_signing_key(connection: Connection, tenant: str) -> SigningKey | None:
-    """The key with which the tenant's envelopes are signed now."""
-    row = await (await connection.execute(ACTIVE_KEY, {"tenant": tenant})).fetchone()
-    return SigningKey(*row) if row else None
-
-
-USABLE_KEYS: LiteralString = """
-SELECT keyid, public_key FROM signing_keys WHERE tenant = %(tenant)s AND state IN ('active', 'retiring')
-"""
-
-
-async def usable_signing_keys(connection: Connection, tenant: str) -> list[SigningKey]:
-    """The keys under which envelopes that were signed elsewhere are taken: the active one and the retiring ones."""
-    cursor = await connection.execute(USABLE_KEYS, {"tenant": tenant})
-    return [SigningKey(*row) for row in await cursor.fetchall()]
-
-
-STATE: LiteralString = """
-CASE WHEN s.state IS NOT NULL THEN s.state
-     WHEN q.stage = 'leased' AND q.due_at > clock_timestamp() THEN 'delivering'
-     WHEN q.expires_at <= clock_timestamp() THEN 'expired'
-     ELSE 'pending' END
-"""
-"""How a delivery stands, with its row of `queue` as q or of `settlements` as s. An ended lease, and an expiry that has
-passed, count as soon as their time comes, before a claim has written them down."""
-
-FIND_SEALED: LiteralString = """
-SELECT f.wanted, f.stream, f.sequence, f.delivery, f.event_id, f.idempotency_key, f.content_hash, f.event_identity,
-       {state}
-FROM (
-    SELECT 'key' AS wanted, v.*
-    FROM unnest(%(tenants)s::text[], %(streams)s::bigint[], %(keys)s::text[]) AS w (tenant, stream, name)
-    CROSS JOIN LATERAL (
-        SELECT * FROM deliveries v
-        WHERE v.tenant = w.tenant AND v.stream = w.stream AND v.idempotency_key BETWEEN w.name AND w.name
-        ORDER BY v.idempotency_key LIMIT 1
-    ) AS v
-    UNION ALL
-    SELECT 'event', v.*
-    FROM unnest(%(tenants)s::text[], %(streams)s::bigint[], %(events)s::uuid[]) AS w (tenant, stream, name)
-    CROSS JOIN LATERAL (
-        SELECT * FROM deliveries v
-        WHERE v.tenant = w.tenant AND v.stream = w.stream AND v.event_id BETWEEN w.name AND w.name
-        ORDER BY v.event_id LIMIT 1
-    ) AS v
-    UNION ALL
-    SELECT 'delivery', v.*
-    FROM unnest(%(tenants)s::text[], %(deliveries)s::uuid[]) AS w (tenant, name)
-    CROSS JOIN LATERAL (
-        SELECT * FROM deliveries v
-        WHERE v.tenant = w.tenant AND v.delivery BETWEEN w.name AND w.name
-        ORDER BY v.delivery LIMIT 1
-    ) AS v
-) AS f
-LEFT JOIN queue q ON (q.tenant, q.stream, q.sequence)
-                     BETWEEN (f.tenant, f.stream, f.sequence) AND (f.tenant, f.stream, f.sequence)
-LEFT JOIN settlements s ON (s.tenant, s.stream, s.sequence)
-                           BETWEEN (f.tenant, f.stream, f.sequence) AND (f.tenant, f.stream, f.sequence)
-""".replace("{state}", STATE)
-
-
-async def find_sealed(connection: Connection, tenant: str, names: Sequence[SealedNames]) -> Found:
-    """What was sealed under any of `names`; the caller holds the destinations' locks."""
-    parameters = {
-        "tenants": arrays.texts([tenant] * len(names)),
-        "streams": arrays.int8s([name.stream for name in names]),
-        "keys": arrays.texts([name.idempotency_key for name in names]),
-        "events": arrays.uuids([name.event_id.bytes for name in names]),
-        "deliveries": arrays.uuids([name.delivery.bytes for name in names]),
-    }
-    async with connection.pipeline():
-        await connection.execute(f"SELECT {SET_PLANS}")
-        cursor = await connection.execute(FIND_SEALED, parameters, binary=True)
-    found = Found({}, {}, {})
-    for row in await cursor.fetchall():
-        wanted, *columns, state = row
-        before = SealedBefore(*columns, state=State(state))
-        match wanted:
-            case "key":
-                found.by_key[before.stream, before.idempotency_key] = before
-            case "event":
-                found.by_event[before.stream, before.event_id] = before
-            case _:
-                found.by_delivery[before.delivery] = before
-    return found
+    key = await active.fetchone()
+    return Locked(destinations, now[0], SigningKey(*key) if key else None)
 
 
 # The destinations are locked by this transaction, so that each stays at its place.
@@ -319,9 +192,7 @@ async def insert_sealed(connection: Connection, tenant: str, rows: Sequence[Seal
 
     Raises Unavailable unless the sequences of each stream go on without a hole from its highest.
     """
-    async with connection.pipeline():
-        await connection.execute(f"SELECT {SET_PLANS}")
-        written = await connection.execute(INSERT_SEALED, _columns(tenant, rows))
+    written = await connection.execute(INSERT_SEALED, _columns(tenant, rows))
     streams = {row.stream for row in rows}
     if written.rowcount != len(streams):
         # Not even a bug can bring this about while the destinations are locked; a hole would never be filled.

@@ -1,9 +1,9 @@
-"""What became of leases, written behind their fences (role delivery; protocol section 7, "Fence").
+"""What became of leases, written behind their fences (role delivery; protocol section 7, "Claims, leases, fences").
 
 Each change of a row that is out compares attempt and token. The order of locks is that of `deliveries`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from operator import attrgetter
 from typing import Any, LiteralString
@@ -13,6 +13,7 @@ from msgspec import Struct
 from psycopg import AsyncCursor
 from psycopg.rows import TupleRow
 
+from postseal.correlation import new_correlation_id
 from postseal.postgres import arrays
 from postseal.postgres.deliveries import Lease
 from postseal.postgres.ingest import SET_BOUNDS_AND_PLANS, SET_PLANS
@@ -24,7 +25,10 @@ Identity = tuple[int, int]
 
 
 class Settle(Struct, frozen=True, gc=False):
-    """What became of a lease: `code` for retry and dead, `delay_s` for retry. `gone` also disables the destination."""
+    """What became of a lease: `code` for retry and dead, `delay_s` for retry; a release may have both.
+
+    `gone` also disables the destination.
+    """
 
     stream: int
     sequence: int
@@ -43,8 +47,9 @@ _SETTLE: LiteralString = """
 WITH shown AS MATERIALIZED (
     SELECT a.*
     FROM unnest(%(tenant)s::text[], %(stream)s::bigint[], %(sequence)s::bigint[], %(attempt)s::bigint[],
-                %(token)s::uuid[], %(verdict)s::text[], %(code)s::text[], %(delay_ms)s::bigint[])
-         AS a (tenant, stream, sequence, attempt, token, verdict, code, delay_ms)
+                %(token)s::uuid[], %(verdict)s::text[], %(code)s::text[], %(delay_ms)s::bigint[],
+                %(gone)s::bool[])
+         AS a (tenant, stream, sequence, attempt, token, verdict, code, delay_ms, gone)
 ), {mine}, settled AS (
     INSERT INTO settlements (tenant, stream, sequence, state, code, project, attempt, attempt_limit)
     SELECT m.tenant, m.stream, m.sequence, m.verdict, m.code,
@@ -87,9 +92,7 @@ SETTLE_ENDED: LiteralString = _SETTLE.replace(
 )""",
 )
 # Else all are locked in order before anything is done to them: deletes and updates of one statement take turns.
-SETTLE: LiteralString = _SETTLE.replace(
-    "{mine}",
-    """mine AS MATERIALIZED (
+_MINE: LiteralString = """mine AS MATERIALIZED (
     SELECT a.*, q.attempt_limit
     FROM shown a
     JOIN queue q ON (q.tenant, q.stream, q.sequence)
@@ -110,13 +113,33 @@ SETTLE: LiteralString = _SETTLE.replace(
     FROM mine m
     WHERE m.verdict IN ('retry', 'release')
       AND (q.tenant, q.stream, q.sequence) BETWEEN (m.tenant, m.stream, m.sequence) AND (m.tenant, m.stream, m.sequence)
-)""",
-)
+)"""
+SETTLE: LiteralString = _SETTLE.replace("{mine}", _MINE)
+# What is fenced disables nothing. The destinations' locks are had already (LOCK_GONE).
+_DISABLED: LiteralString = """gone AS MATERIALIZED (
+    SELECT d.ctid AS place
+    FROM (SELECT DISTINCT tenant, stream FROM mine WHERE gone) AS m
+    CROSS JOIN LATERAL (
+        SELECT d.ctid FROM destinations d
+        WHERE d.tenant = m.tenant AND d.stream BETWEEN m.stream AND m.stream AND d.disabled_at IS NULL
+        ORDER BY d.stream LIMIT 1
+    ) AS d
+), disabled AS (
+    UPDATE destinations d SET disabled_at = clock_timestamp(), disabled_reason = 'gone'
+    FROM gone g WHERE d.ctid = g.place
+    RETURNING d.tenant, d.project, d.destination
+), audited AS (
+    INSERT INTO audit_events (tenant, project, account, action, outcome, detail, correlation_id)
+    SELECT tenant, project, 'controlplane', 'destination.disable', 'done',
+           jsonb_build_object('destination', destination, 'reason', 'gone'), %(correlation_id)s::uuid
+    FROM disabled
+)"""
+SETTLE_GONE: LiteralString = _SETTLE.replace("{mine}", f"{_MINE}, {_DISABLED}")
 ENDINGS = frozenset({Verdict.DELIVERED, Verdict.DEAD})
 
-# A stale lease disables nothing. Whether it is stale is read without a lock, since queue rows come after destinations:
-# at worst a destination that did say so is disabled by a settle that is fenced a moment later.
-GONE: LiteralString = """
+# Queue rows come after destinations, so which leases are good is read without a lock here. One that is not good any
+# more when it is settled has locked a destination for nothing.
+LOCK_GONE: LiteralString = """
 WITH shown AS MATERIALIZED (
     SELECT a.*
     FROM unnest(%(tenant)s::text[], %(stream)s::bigint[], %(sequence)s::bigint[], %(attempt)s::bigint[],
@@ -128,25 +151,14 @@ WITH shown AS MATERIALIZED (
                     BETWEEN (a.tenant, a.stream, a.sequence) AND (a.tenant, a.stream, a.sequence)
                 AND q.attempt = a.attempt AND q.token = a.token
     ORDER BY a.stream
-), enabled AS MATERIALIZED (
-    SELECT d.ctid AS place
-    FROM gone g
-    CROSS JOIN LATERAL (
-        SELECT d.ctid FROM destinations d
-        WHERE d.tenant = g.tenant AND d.stream BETWEEN g.stream AND g.stream AND d.disabled_at IS NULL
-        ORDER BY d.stream LIMIT 1 {lock}
-    ) AS d
 )
+SELECT FROM gone g
+CROSS JOIN LATERAL (
+    SELECT FROM destinations d
+    WHERE d.tenant = g.tenant AND d.stream BETWEEN g.stream AND g.stream
+    ORDER BY d.stream LIMIT 1 FOR NO KEY UPDATE
+) AS locked
 """
-LOCK_GONE: LiteralString = GONE.replace("{lock}", "FOR NO KEY UPDATE") + "SELECT FROM enabled"
-# Another statement, which sees them as they are locked.
-DISABLE_GONE: LiteralString = (
-    GONE.replace("{lock}", "")
-    + """
-UPDATE destinations d SET disabled_at = clock_timestamp(), disabled_reason = 'gone'
-FROM enabled e WHERE d.ctid = e.place
-"""
-)
 
 
 async def settle(connection: Connection, tenant: str, settles: Sequence[Settle]) -> set[Identity]:
@@ -154,7 +166,7 @@ async def settle(connection: Connection, tenant: str, settles: Sequence[Settle])
 
     One that shows another attempt or token than the row has is fenced and changes nothing. One whose lease has ended
     counts as long as nobody claimed the delivery since. Of two for the same lease the first counts. A destination that
-    is gone is disabled: the caller then calls `lanes.hold` until it returns 0.
+    is gone is disabled, with an audit event: the caller then holds its mail (`outbound.holding`).
     """
     async with connection.pipeline():
         await connection.execute(f"SELECT {SET_PLANS}")
@@ -177,15 +189,17 @@ async def settle_for_certain(connection: Connection, tenant: str, settles: Seque
 async def _send_settle(connection: Connection, tenant: str, settles: Sequence[Settle]) -> AsyncCursor[TupleRow]:
     distinct = {(each.stream, each.sequence, each.attempt, each.token): each for each in reversed(settles)}
     settles = sorted(distinct.values(), key=attrgetter("stream", "sequence"))
-    if gone := [each for each in settles if each.gone]:
-        await connection.execute(LOCK_GONE, _shown(tenant, gone))
-        await connection.execute(DISABLE_GONE, _shown(tenant, gone))
     parameters = _shown(tenant, settles) | {
         "verdict": arrays.texts([each.verdict for each in settles]),
         "code": arrays.texts([each.code for each in settles]),
         "delay_ms": arrays.int8s([round(each.delay_s * 1000) for each in settles]),
+        "gone": arrays.bools([each.gone for each in settles]),
     }
     statement = SETTLE_ENDED if ENDINGS.issuperset(each.verdict for each in settles) else SETTLE
+    if gone := [each for each in settles if each.gone]:
+        await connection.execute(LOCK_GONE, _shown(tenant, gone))
+        statement = SETTLE_GONE
+        parameters["correlation_id"] = UUID(bytes=new_correlation_id())
     return await connection.execute(statement, parameters, binary=True)
 
 
@@ -231,3 +245,40 @@ async def renew(connection: Connection, tenant: str, leases: Sequence[Lease], *,
         await connection.execute(f"SELECT {SET_PLANS}")
         cursor = await connection.execute(RENEW, parameters, binary=True)
     return await _fenced(cursor, leases)
+
+
+class Fence(Struct, frozen=True, gc=False):
+    """What a settlement of a delivery that is out has to show, and how many attempts the delivery has."""
+
+    attempt: int
+    token: UUID
+    attempt_limit: int
+
+    def __repr__(self) -> str:
+        return f"Fence({self.attempt} of {self.attempt_limit})"
+
+
+READ_FENCES: LiteralString = """
+SELECT a.stream, a.sequence, q.attempt, q.token, q.attempt_limit
+FROM unnest(%(tenant)s::text[], %(stream)s::bigint[], %(sequence)s::bigint[]) AS a (tenant, stream, sequence)
+JOIN queue q ON (q.tenant, q.stream, q.sequence)
+                BETWEEN (a.tenant, a.stream, a.sequence) AND (a.tenant, a.stream, a.sequence)
+            AND q.stage = 'leased'
+"""
+
+
+async def read_fences(connection: Connection, tenant: str, wanted: Collection[Identity]) -> dict[Identity, Fence]:
+    """Who has which of the deliveries that are out, inside the caller's transaction; read without a lock.
+
+    The limit stays as it is for as long as attempt and token do.
+    """
+    places = list(wanted)
+    parameters = {
+        "tenant": arrays.texts([tenant] * len(places)),
+        "stream": arrays.int8s([stream for stream, _ in places]),
+        "sequence": arrays.int8s([sequence for _, sequence in places]),
+    }
+    async with connection.pipeline():
+        await connection.execute(f"SELECT {SET_PLANS}")
+        cursor = await connection.execute(READ_FENCES, parameters, binary=True)
+    return {(stream, sequence): Fence(*row) for stream, sequence, *row in await cursor.fetchall()}

@@ -40,6 +40,15 @@ async def find_active(connection: Connection, tenant: str) -> SigningKey | None:
     return SigningKey(*row) if row else None
 
 
+LIST_SIGNING: LiteralString = COLUMNS + "AND state IN ('active', 'retiring') ORDER BY registered_at, keyid"
+
+
+async def list_signing(connection: Connection, tenant: str) -> list[SigningKey]:
+    """The keys under which envelopes that were signed elsewhere are taken, oldest first."""
+    cursor = await connection.execute(LIST_SIGNING, {"tenant": tenant})
+    return [SigningKey(*row) for row in await cursor.fetchall()]
+
+
 LIST_VERIFYING: LiteralString = COLUMNS + (
     "AND state IN ('active', 'retiring', 'verify-only') ORDER BY registered_at, keyid"
 )

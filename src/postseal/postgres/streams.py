@@ -40,6 +40,21 @@ async def list_of_tenant(connection: Connection, tenant: str, project: str | Non
     return [_stream(row) for row in await cursor.fetchall()]
 
 
+PAGE: LiteralString = (
+    COLUMNS
+    + """
+WHERE tenant = %(tenant)s AND project = %(project)s AND producer > %(after)s
+ORDER BY producer LIMIT %(rows)s
+"""
+)
+
+
+async def page(connection: Connection, tenant: str, project: str, *, after: str, rows: int) -> list[Stream]:
+    """At most `rows` streams of a project by producer, from the first one behind `after` on."""
+    cursor = await connection.execute(PAGE, {"tenant": tenant, "project": project, "after": after, "rows": rows})
+    return [_stream(row) for row in await cursor.fetchall()]
+
+
 FIND: LiteralString = COLUMNS + "WHERE tenant = %(tenant)s AND project = %(project)s AND producer = %(producer)s"
 
 

@@ -61,10 +61,6 @@ class CommitWitness:
         if diagnostic.severity_nonlocalized not in ("DEBUG", "LOG", "INFO", "NOTICE"):
             self._warned = True
 
-    def begin(self) -> None:
-        """A transaction begins: what was said before it does not count."""
-        self._warned = False
-
     def require_commit(self, tag: str | None) -> None:
         """Raise Unavailable unless the COMMIT that was answered with `tag` is certain."""
         if tag != "COMMIT":
@@ -149,8 +145,9 @@ async def within_deadline(connection: Connection, exchange: Coroutine[Any, Any, 
 
 
 async def _cut(connection: Connection, task: asyncio.Task[Any]) -> None:
-    discard(connection)
-    await asyncio.wait({task}, timeout=CUT_S)
+    if not task.done():  # else the connection is good, and goes back to its pool
+        discard(connection)
+        await asyncio.wait({task}, timeout=CUT_S)
     if task.done() and not task.cancelled():
         task.exception()  # the OperationalError of the cut itself, which says nothing new
 

@@ -2,7 +2,7 @@
 
 A thread of each process that holds the server for long; the one that has the watch lock acts, at each check:
 
-1. ask      a server that answers needs nothing but its ballast
+1. ask      a server that answers needs nothing but its ballast, and a log that does not fill the disk
 2. room     on a full disk, the ballast is given up
 3. wait     a recovery that works is left alone; what ended is not waited for
 4. pause    restarts come ever more slowly, and only so many in a while
@@ -27,7 +27,7 @@ from postseal.errors import StartupError
 from postseal.postgres.disk import Disk
 from postseal.postgres.embedded import EmbeddedServer, start_server
 from postseal.postgres.home import Home, changing, server_lives, try_lock, unless_server_lives
-from postseal.postgres.postmaster import data_major, ping, stop_postmaster
+from postseal.postgres.postmaster import data_major, keep_log_short, ping, stop_postmaster
 from postseal.postgres.signs import STUCK_SECONDS, LogSigns
 
 CHECK_SECONDS = 1.0
@@ -66,6 +66,7 @@ class Watchdog:
         answer = ping(self._home)
         now = time.monotonic()
         if answer == pq.Ping.OK:
+            keep_log_short(self._home)
             self._note_answer(now)
             self._disk.keep_ballast()
             return

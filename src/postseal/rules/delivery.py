@@ -37,6 +37,8 @@ class Code(StrEnum):
     GONE = "status_410"
     REJECTED = "rejected"
     """The device that pulled it said so."""
+    DEFERRED = "deferred"
+    """The device that pulled it wants it later."""
     LEASE_EXPIRED = "lease_expired"
     """Whoever had it never said what became of it."""
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
@@ -46,7 +48,7 @@ class Code(StrEnum):
 
 
 class SealCode(StrEnum):
-    """Why an intent waits unsealed."""
+    """Why an intent is unsealed."""
 
     DESTINATION_UNKNOWN = "destination_unknown"
     DESTINATION_FULL = "destination_full"
@@ -57,6 +59,18 @@ class SealCode(StrEnum):
     EXPIRED = "expired"
 
 
+MAX_TRIES = {SealCode.EXPIRED: 1, SealCode.IDEMPOTENCY_CONFLICT: 1, SealCode.PAYLOAD_INVALID: 10}
+"""After how many tries an intent is given up that was refused so; of any other code it is tried again for ever.
+
+What has expired or met another content stays so. What is not valid here can be so for another process, which was given
+another folder of kinds: ten tries take some twenty minutes."""
+
+
+def gives_up(code: SealCode, tries: int) -> bool:
+    """Whether an intent is never tried again whose try number `tries` was refused so."""
+    return code in MAX_TRIES and tries >= MAX_TRIES[code]
+
+
 class Verdict(StrEnum):
     """What becomes of a delivery that is out."""
 
@@ -64,7 +78,7 @@ class Verdict(StrEnum):
     RETRY = "retry"
     DEAD = "dead"
     RELEASE = "release"
-    """Nothing was sent: the attempt is given back."""
+    """Nothing was sent: the attempt is given back, and the limit goes up by one."""
 
 
 class Attempted(Struct, frozen=True):
@@ -73,6 +87,8 @@ class Attempted(Struct, frozen=True):
     code: Code | None = None
     retry_after_s: float | None = None
     """How long the receiver asked to be left alone."""
+    ours: bool = False
+    """Nothing was sent, for a reason that is not the receiver's: such an attempt does not count."""
 
     @property
     def delivered(self) -> bool:
@@ -100,7 +116,7 @@ class Backoff(Struct, frozen=True):
 
 
 class Decision(Struct, frozen=True):
-    """A verdict, and for a retry how long it waits."""
+    """A verdict, and how long a retry or a release waits."""
 
     verdict: Verdict
     code: Code | None = None
@@ -114,6 +130,8 @@ def decide(attempted: Attempted, *, attempt: int, attempt_limit: int, backoff: B
     """
     if attempted.code is None:
         return Decision(Verdict.DELIVERED)
+    if attempted.ours:
+        return Decision(Verdict.RELEASE, attempted.code, backoff.delay_s(attempt, random))
     if attempted.code is Code.REJECTED or attempt >= attempt_limit:
         return Decision(Verdict.DEAD, attempted.code)
     asked_s = min(attempted.retry_after_s or 0.0, backoff.cap_s)

@@ -63,11 +63,19 @@ class Cursor(Struct, frozen=True, gc=False):
         passed = max(0, floor - self.contiguous)
         return _settled(floor, self.contiguous + passed, max(self.highest, floor), self.above >> passed)
 
-    def holes(self) -> list[tuple[int, int]]:
-        """The missing ranges between the contiguous cursor and the highest, both ends included, in order."""
+    @property
+    def hole_count(self) -> int:
+        """How many ranges are missing: above each begins a run of what is retained."""
+        return (self.above & ~(self.above << 1)).bit_count()
+
+    def holes(self, most: int | None = None) -> list[tuple[int, int]]:
+        """The missing ranges between the contiguous cursor and the highest, both ends included, in order.
+
+        All of them, or the first `most`.
+        """
         ranges: list[tuple[int, int]] = []
         first, bits = self.contiguous + 1, self.above
-        while bits:
+        while bits and len(ranges) != most:
             missing = _trailing_zeros(bits)
             ranges.append((first, first + missing - 1))
             bits >>= missing
@@ -84,9 +92,6 @@ class Matches(Struct, frozen=True, gc=False):
     """The event identity that is retained with the envelope's event id."""
     event_of_idempotency_key: bytes | None
     """The event id (16 bytes) that is retained with the envelope's idempotency key."""
-
-
-NOTHING_RETAINED = Matches(None, None)
 
 
 class Judgement(Struct, frozen=True):

@@ -58,6 +58,7 @@ class Sender(Protocol):
     async def send(self, mail: Mail) -> Attempted:
         """How it went. Never raises for what a receiver does; a cancellation passes through and leaves nothing behind.
 
-        It ends within a bounded time, which has to be shorter than the lease.
+        It ends within a bounded time; what takes longer than `cycle_timeout_s` is cut off, and counts. Where nothing
+        was sent for a reason of its own, the result is `ours`.
         """
         ...

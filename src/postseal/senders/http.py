@@ -3,8 +3,8 @@
 1. the URL is held against `addresses.check_url`, as it was when the destination was made
 2. its host is looked up, vetted and connected to (`resolving`); an idle connection that was so made is used again
 3. TLS is verified for the name, by the system's authorities or those of `ca_file`
-4. the request is signed for this attempt and sent; once the head of the answer is read, its status is the result
-5. the body is thrown away; a connection is kept only if that took little
+4. the request is signed for this attempt and sent; its result is the status of the answer, once the head is read
+5. beside that the body is thrown away; a connection is kept only if that took little
 
 Redirects are never followed, cookies never kept, proxies and passwords never read from the environment or a netrc file.
 
@@ -36,12 +36,14 @@ from postseal.rules.delivery import Attempted, Code
 from postseal.senders import Mail, webhook
 from postseal.senders.addresses import Network, check_url
 from postseal.senders.judging import judge_answer, judge_failure
-from postseal.senders.resolving import LookUp, SystemLookUp, VettedResolver
+from postseal.senders.resolving import LookUp, SystemLookUp, VettedResolver, asking_tenant
 
 MAX_ANSWER_BYTES = 65_536
 """Of an answer's body; with more of it, its connection is closed."""
 READ_AHEAD_BYTES = 16_384
 """Of it that is held in memory, or a few times as much."""
+MAX_DRAINING = 64
+"""Answers whose rest is read at once; of one more the connection is closed."""
 DRAIN_S = 1.0
 """How long the rest of an answer may take once its status is known; after that its connection is closed."""
 KEEP_IDLE_S = 15.0
@@ -52,6 +54,8 @@ class _Progress:
     """How far an attempt has come."""
 
     connected: bool = False
+    sent: bool = False
+    """It has had a connection, over which something may have been sent."""
     reused: bool = False
     """It goes over a connection that was idle, and that the receiver may have been closing."""
 
@@ -70,8 +74,7 @@ class HttpSender:
     """Pushes over one pool of connections; an async context manager, which closes them all.
 
     `timeout_s` bounds an attempt up to the answer's status, `connect_timeout_s` in it the look-up of the name, and
-    connecting to one address including TLS. An attempt ends DRAIN_S after `timeout_s` at the latest. To one host
-    `connections_a_host` are open at once, whichever destinations share it.
+    connecting to one address including TLS. How many connections are open at once is up to whoever sends.
     """
 
     def __init__(
@@ -83,8 +86,6 @@ class HttpSender:
         ca_file: Path | None = None,
         timeout_s: float = 15.0,
         connect_timeout_s: float = 5.0,
-        connections_a_host: int = 64,
-        connections: int = 1_000,
         look_up: LookUp | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -94,8 +95,7 @@ class HttpSender:
         self._ca_file = ca_file
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
-        self._connections_a_host = connections_a_host
-        self._connections = connections
+        self._draining: set[asyncio.Task[None]] = set()
         self._look_up = look_up
         self._now = now
 
@@ -103,10 +103,10 @@ class HttpSender:
         """Raises StartupError where the proxy's URL is none, or the authorities cannot be read."""
         _check_proxy(self._proxy)
         tls = _tls_context(self._ca_file)
-        self._own_look_up = SystemLookUp() if self._look_up is None else None
+        self._own_look_up = self._system_look_up() if self._look_up is None else None
         look_up = self._own_look_up or self._look_up
         assert look_up is not None  # noqa: S101 - it is one or the other
-        self._resolver = VettedResolver(self._allowed, look_up, self._connect_timeout_s)
+        self._resolver = VettedResolver(self._allowed, look_up)
         # With a proxy, whatever is connected to is the proxy, and what is vetted the proxy's target.
         vetting: dict[str, Any] = (
             {} if self._proxy else {"resolver": self._resolver, "socket_factory": self._resolver.open_socket}
@@ -116,8 +116,7 @@ class HttpSender:
                 ssl=tls,
                 use_dns_cache=False,
                 keepalive_timeout=KEEP_IDLE_S,
-                limit=self._connections,
-                limit_per_host=self._connections_a_host,
+                limit=0,  # what waited here would wait within its time-out, for a receiver that may be well
                 **vetting,
             ),
             headers={
@@ -135,6 +134,10 @@ class HttpSender:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        for task in self._draining:
+            task.cancel()
+        if self._draining:
+            await asyncio.wait(self._draining)
         await self._session.close()
         if self._own_look_up is not None:
             self._own_look_up.close()
@@ -142,21 +145,44 @@ class HttpSender:
     async def send(self, mail: Mail) -> Attempted:
         """See `Sender`. 2xx is success; nothing is sent without a signature."""
         if not mail.secrets:
-            return Attempted(Code.SECRET_UNUSABLE)
+            return Attempted(Code.SECRET_UNUSABLE, ours=True)
         try:
             check_url(mail.url, allow_http=self._allow_http)
         except ValueError:
             return Attempted(Code.ADDRESS_REFUSED)
         progress = _Progress()
+        asking = asking_tenant.set(mail.tenant)
         try:
             async with asyncio.timeout(self._timeout_s):
                 response = await self._post(mail, progress)
         except Exception as error:  # noqa: BLE001 - whatever a receiver can cause has a code
-            return Attempted(judge_failure(error, connected=progress.connected))
-        try:
-            return judge_answer(response.status, response.headers, self._now())
+            return judge_failure(error, connected=progress.connected, sent=progress.sent)
         finally:
-            await _drain(response)
+            asking_tenant.reset(asking)
+        # Nothing is waited for any more: who is cut off now would not know what the receiver has said.
+        self._leave(response)
+        return judge_answer(response.status, response.headers, self._now())
+
+    def _leave(self, response: aiohttp.ClientResponse) -> None:
+        """Let a short rest of an answer be read, which gives its connection back to the pool; or close it."""
+        if response.connection is None:
+            return  # it is back there: all of a short answer came at once
+        if len(self._draining) >= MAX_DRAINING:
+            response.close()
+            return
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._draining.discard(task)
+            response.close()  # of a connection that is back in the pool this closes nothing
+
+        task = asyncio.create_task(_drain(response))
+        self._draining.add(task)
+        task.add_done_callback(end)
+
+    def _system_look_up(self) -> SystemLookUp:
+        # Half of the time at most is for a thread: an attempt that never had one may not end as the receiver's failure.
+        begin_s = min(self._connect_timeout_s, self._timeout_s / 2)
+        return SystemLookUp(begin_s=begin_s, timeout_s=self._connect_timeout_s)
 
     async def _post(self, mail: Mail, progress: _Progress) -> aiohttp.ClientResponse:
         aim = await self._aim(mail)
@@ -217,10 +243,12 @@ def _tls_context(ca_file: Path | None) -> ssl.SSLContext:
 
 def _trace_config() -> aiohttp.TraceConfig:
     async def connected(_session: object, trace: SimpleNamespace, _about: object) -> None:
-        trace.trace_request_ctx.connected = True
+        progress = trace.trace_request_ctx
+        progress.connected = progress.sent = True
 
     async def reused(_session: object, trace: SimpleNamespace, _about: object) -> None:
-        trace.trace_request_ctx.connected = trace.trace_request_ctx.reused = True
+        progress = trace.trace_request_ctx
+        progress.connected = progress.sent = progress.reused = True
 
     config = aiohttp.TraceConfig()
     config.on_connection_create_end.append(connected)
@@ -229,14 +257,8 @@ def _trace_config() -> aiohttp.TraceConfig:
 
 
 async def _drain(response: aiohttp.ClientResponse) -> None:
-    """Read a short rest, which gives the connection back to the pool; or close it."""
-    if response.connection is None:
-        return  # it is back there: all of a short answer came at once
     left = MAX_ANSWER_BYTES
-    try:
-        with contextlib.suppress(Exception):  # the status has said all
-            async with asyncio.timeout(DRAIN_S):
-                while left > 0 and (piece := await response.content.read(left)):
-                    left -= len(piece)
-    finally:
-        response.close()  # of a connection that is back in the pool this closes nothing
+    with contextlib.suppress(Exception):  # the status has said all
+        async with asyncio.timeout(DRAIN_S):
+            while left > 0 and (piece := await response.content.read(left)):
+                left -= len(piece)

@@ -1,6 +1,5 @@
 """What becomes of an attempt, by the answer or by the error that it ended with: one of a closed set of codes."""
 
-import errno
 import socket
 import ssl
 from collections.abc import Mapping
@@ -13,12 +12,10 @@ from structlog.typing import FilteringBoundLogger
 
 from postseal import logs
 from postseal.rules.delivery import Attempted, Code
-from postseal.senders.resolving import AddressRefused
+from postseal.senders.resolving import AddressRefused, is_shortage
 
 MAX_RETRY_AFTER_S = 604_800.0
 """A week. What a receiver asks beyond it counts as this."""
-
-OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 _CODE_OF_CLASS: dict[int, Code | None] = {2: None, 3: Code.STATUS_3XX, 4: Code.STATUS_4XX, 5: Code.STATUS_5XX}
 
@@ -60,17 +57,22 @@ def _timestamp_of(date: str) -> float | None:
         return None
 
 
-def judge_failure(error: Exception, *, connected: bool) -> Code:
-    """What an attempt without an answer is called; `connected` says whether it had come to a connection.
+def judge_failure(error: Exception, *, connected: bool, sent: bool) -> Attempted:
+    """What an attempt without an answer comes to: `connected` if it ended on a connection, `sent` if it ever had one.
 
-    What is no receiver's doing is logged: the kind of error and where it arose, not its message, which may quote.
+    What is no receiver's doing is logged: the kind of error and where it arose, not its message, which may quote. A
+    shortage of ours does not count where nothing was sent.
     """
     system_error = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if is_shortage(system_error):
+        return Attempted(_fault_of_ours(error), ours=not sent)
+    return Attempted(_code_of(error, system_error, connected=connected))
+
+
+def _code_of(error: Exception, system_error: Exception, *, connected: bool) -> Code:
     # What aiohttp takes for an invalid URL here is a number that only the system's resolver reads as an address.
     if isinstance(system_error, AddressRefused) or isinstance(error, aiohttp.InvalidURL):
         return Code.ADDRESS_REFUSED
-    if isinstance(system_error, OSError) and system_error.errno in OUT_OF_RESOURCES:
-        return _fault_of_ours(error)
     if isinstance(error, TimeoutError):
         return Code.SEND_TIMEOUT if connected else Code.CONNECT_TIMEOUT
     if _is_caused_by(error, ssl.SSLError):

@@ -6,6 +6,7 @@ it does not open.
 
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -49,6 +50,22 @@ class DeploymentKey:
             raise SecretUnusable(
                 "a destination's secret does not open: the deployment key file is not the one it was made under"
             ) from None
+
+    def open_all(self, tenant: str, stream: int, encrypted: Iterable[tuple[str, bytes]]) -> list[Secret]:
+        """Those of a destination's secrets, by scheme, that open, in order. Raises SecretUnusable where none does.
+
+        After the key was lost the newest one opens, and the older ones that were to sign beside it do not.
+        """
+        opened: list[Secret] = []
+        unusable: SecretUnusable | None = None
+        for scheme, each in encrypted:
+            try:
+                opened.append(self.open(tenant, stream, scheme, each))
+            except SecretUnusable as error:
+                unusable = error
+        if unusable is not None and not opened:
+            raise unusable
+        return opened
 
 
 def load_deployment_key(file: Path, *, make: bool) -> DeploymentKey:

@@ -4,9 +4,9 @@
     webhook-timestamp  when this attempt was made, in seconds since 1970
     webhook-signature  `v1a,<base64>` (Ed25519) and `v1,<base64>` (HMAC-SHA256), each over `<id>.<timestamp>.<body>`
 
-As text, a shared secret is `whsec_<base64>`; of a key pair `whsk_<base64>` is the private half (seed and public key, as
-libsodium has it) and `whpk_<base64>` the public one. Why signatures of requests, where the envelope inside is signed
-too: they say that this request is the destination's and of now, and any webhook library can verify them.
+As text, a shared secret is `whsec_<base64>`, and the public half of a key pair `whpk_<base64>`. Why signatures of
+requests, where the envelope inside is signed too: they say that this request is the destination's and of now, and any
+webhook library can verify them.
 """
 
 import base64
@@ -32,7 +32,7 @@ MIN_SHARED_BYTES, MAX_SHARED_BYTES = 24, 64
 MAX_SIGNATURES = 32
 """Of one request, for whoever verifies it: more are not looked at."""
 
-_SHARED, _PRIVATE, _PUBLIC = "whsec_", "whsk_", "whpk_"
+_SHARED, _PUBLIC = "whsec_", "whpk_"
 _TIMESTAMP = re.compile(r"[0-9]{1,12}", re.ASCII)
 
 
@@ -44,31 +44,15 @@ def make_secret(scheme: Scheme) -> Secret:
     """A new one, from the operating system's random source."""
     if scheme is Scheme.V1:
         return Secret(scheme, secrets.token_bytes(SHARED_BYTES))
-    return _pair(ed25519.generate())
-
-
-def read_secret(text: str) -> Secret:
-    """The secret that `whsec_…` or `whsk_…` stands for. Raises ValueError, which does not quote it."""
-    if text.startswith(_SHARED):
-        return Secret(Scheme.V1, _read_shared(text))
-    if not text.startswith(_PRIVATE):
-        raise ValueError(f"a secret begins with {_SHARED} or {_PRIVATE}")
-    key = _decoded(text, _PRIVATE)
-    seed = key[: ed25519.SEED_BYTES]
-    if len(seed) != ed25519.SEED_BYTES or key[len(seed) :] not in (b"", ed25519.public_key(seed)):
-        raise ValueError(f"behind {_PRIVATE} there is no Ed25519 private key")
-    return _pair(seed)
-
-
-def write_secret(secret: Secret) -> str:
-    """The secret as text: `read_secret` reads it back."""
-    return _encoded(_SHARED if secret.scheme is Scheme.V1 else _PRIVATE, secret.key)
+    seed = ed25519.generate()
+    # A public half of another key behind the seed would give the private one away with two signatures.
+    return Secret(scheme, seed + ed25519.public_key(seed))
 
 
 def for_receiver(secret: Secret) -> str:
     """What a receiver has to know, and an operator is shown: the shared secret, or the public half of the key pair."""
     if secret.scheme is Scheme.V1:
-        return write_secret(secret)
+        return _encoded(_SHARED, secret.key)
     return _encoded(_PUBLIC, secret.key[ed25519.SEED_BYTES :])
 
 
@@ -125,11 +109,6 @@ class Verifier:
         if scheme == Scheme.V1:
             return any(hmac.compare_digest(hmac.digest(key, signed, "sha256"), given) for key in self._shared)
         return scheme == Scheme.V1A and any(ed25519.verify(key, signed, given) for key in self._public)
-
-
-def _pair(seed: bytes) -> Secret:
-    # A public half of another key behind the seed would give the private one away with two signatures.
-    return Secret(Scheme.V1A, seed + ed25519.public_key(seed))
 
 
 def _signature(secret: Secret, signed: bytes) -> str:

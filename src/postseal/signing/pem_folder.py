@@ -15,7 +15,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from postseal.envelope import ed25519
-from postseal.postgres.home import default_home
+from postseal.postgres.home import home_of
 from postseal.private_files import read_private, sync_folder, write_private
 from postseal.remembered import Remembered
 from postseal.rules.delivery import SealCode
@@ -34,9 +34,7 @@ _log: FilteringBoundLogger = structlog.get_logger("postseal.signing")
 
 def folder_of(settings: Settings) -> Path:
     """Where a deployment keeps its signing keys."""
-    if settings.signing_keys_dir:
-        return Path(settings.signing_keys_dir)
-    return (Path(settings.data_dir) if settings.data_dir else default_home()) / "signing"
+    return Path(settings.signing_keys_dir) if settings.signing_keys_dir else home_of(settings) / "signing"
 
 
 class PemFolder:
@@ -44,7 +42,7 @@ class PemFolder:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
-        self._seeds: Remembered[tuple[str, str], bytes] = Remembered(
+        self._keys: Remembered[tuple[str, str], bytes] = Remembered(
             entries=REMEMBERED_KEYS, ttl_s=REMEMBERED_FOR_S, clock=clock
         )
 
@@ -53,12 +51,12 @@ class PemFolder:
 
     async def sign(self, tenant: str, keyid: str, message: bytes) -> bytes:
         """See `SigningKeys`."""
-        seed = self._seeds.peek((tenant, keyid))
-        if seed is None:
+        key = self._keys.peek((tenant, keyid))
+        if key is None:
             # A folder can lie on a network disk, which must not stop the loop.
-            seed = await asyncio.to_thread(self._read, tenant, keyid)
-            self._seeds.remember((tenant, keyid), seed)
-        return ed25519.sign(seed, message)
+            key = await asyncio.to_thread(self._read, tenant, keyid)
+            self._keys.remember((tenant, keyid), key)
+        return ed25519.sign_with(key, message)
 
     def _read(self, tenant: str, keyid: str) -> bytes:
         path = path_of(self._folder, tenant, keyid)
@@ -73,7 +71,7 @@ class PemFolder:
             why = error.strerror if isinstance(error, OSError) else str(error)
             _log.warning("signing_key_not_used", file=str(path), why=why)
             raise SigningFailed(SealCode.SIGNING_FAILED, f"{path} cannot be used: {why}") from None
-        return seed
+        return ed25519.signing_form(seed)
 
 
 def path_of(folder: Path, tenant: str, keyid: str) -> Path:

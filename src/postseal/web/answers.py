@@ -1,8 +1,9 @@
 """What is written back: acknowledgements, problems, and the fields that say when to come again.
 
-The only place that knows HTTP statuses (protocol section 5). A problem is RFC 9457 `application/problem+json`; its
-`type` is the URI reference `/problems/<reason>`, which stays as it is for as long as the reason does. RateLimit and
-RateLimit-Policy follow draft-ietf-httpapi-ratelimit-headers-10: `"sync";q=10000;w=5` and `"sync";r=0;t=1`.
+Each outcome and reason has its usual HTTP status here (protocol section 5); what only HTTP can break, as a head that is
+too large, is given its own where it is refused. A problem is RFC 9457 `application/problem+json`; its `type` is the URI
+reference `/problems/<reason>`, which stays as it is for as long as the reason does. RateLimit and RateLimit-Policy
+follow draft-ietf-httpapi-ratelimit-headers-10: `"sync";q=10000;w=5` and `"sync";r=0;t=1`.
 """
 
 import math
@@ -17,7 +18,7 @@ from postseal import correlation
 from postseal.door import RateLimited
 from postseal.errors import Refused
 from postseal.limits import Quota
-from postseal.outbound.outbox import DestinationFull
+from postseal.outbound.wishes import DestinationFull
 from postseal.outcomes import Outcome, Reason
 from postseal.verdicts import Receipt, Refusal, Verdict
 

@@ -21,7 +21,7 @@ from postseal.web.body import ClientGone
 from postseal.web.calls import Call
 from postseal.web.head import read_head
 from postseal.web.peer import TrustedProxies
-from postseal.web.refusals import Refusals, log_bug
+from postseal.web.refusals import CALLER, Refusals, log_bug
 from postseal.web.surface import all_calls
 
 
@@ -77,7 +77,8 @@ class App:
                 refused = Refused(Reason.UNAVAILABLE, "an unexpected error; nothing is known to be committed")
         head = read_head(scope, self._proxies)
         refusal = Refusal(refused.reason, correlation_id, refused.detail)
-        self.refusals.note(refusal, self._door.recall(head.credential), head.peer)
+        caller = scope["state"].get(CALLER) or self._door.recall(head.credential)
+        self.refusals.note(refusal, caller, head.peer)
         return answers.of_refused(refused, correlation_id, *headers)
 
 

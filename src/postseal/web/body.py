@@ -1,8 +1,10 @@
 """Taking a body in, so that no length that is declared, left out or wrong makes us hold more than we said.
 
-The decoded bytes are counted as they come, and nothing is read beyond the cap. What is held for callers who are not
-verified is counted over all of them, apart from what verified callers send, so that strangers cannot use that up; and
-within both nobody has more than a share.
+Before it is counted here, uvicorn holds up to 64 KiB and one read of the socket of a request that is being worked on,
+and somewhat more of one that was pipelined behind a read that waits. The decoded bytes are counted as they come, and
+nothing is taken beyond the cap. What is held for callers who are not verified is counted over all of them, apart from
+what verified callers send, so that strangers cannot use that up; and within both nobody has more than a share. A body
+for which there is no room is `unavailable`, and not audited: under load each would become a commit.
 In order: the declared length, the media type and encoding, then each part's size, room and time.
 """
 
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope
 
-from postseal.errors import PostsealError, Refused
+from postseal.errors import PostsealError, Refused, Unavailable
 from postseal.outcomes import Reason
 from postseal.web.head import Head
 
@@ -79,7 +81,7 @@ async def receive_body(
 ) -> bytes:
     """The whole body, whose size the caller gives back to `held` once it is done with it.
 
-    Raises BodyRefused and ClientGone, and then holds nothing.
+    Raises BodyRefused, ClientGone, and Unavailable where there is no room; and then holds nothing.
     """
     if head.declared_bytes > cap_bytes:
         raise _too_large(cap_bytes)
@@ -106,7 +108,7 @@ async def _receive_part(scope: Scope, receive: Receive, body: bytearray, cap_byt
     if len(body) + len(part) > cap_bytes:
         raise _too_large(cap_bytes, bytes(body + part)[:cap_bytes])
     if not held.take(len(part)):
-        raise BodyRefused(Reason.UNAVAILABLE, "too many bodies are on their way", bytes(body))
+        raise Unavailable("too many bodies are on their way; send it again")
     body += part
     if message["more_body"] and scope["state"].get(TIMED_OUT):
         raise BodyRefused(Reason.REQUEST_TIMEOUT, "the body did not arrive in time", bytes(body))

@@ -7,7 +7,7 @@ A Reception makes those that take and answer JSON. In this order, and the first 
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, TypeVar, overload
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -24,6 +24,7 @@ from postseal.web.documents import Nothing, json_response
 from postseal.web.head import read_head
 from postseal.web.peer import TrustedProxies
 from postseal.web.query import broken_rule, read_path, read_query
+from postseal.web.refusals import CALLER
 
 JSON: Final = "application/json"
 MAX_BODY_BYTES: Final = 16 * 1024
@@ -31,6 +32,7 @@ MAX_BODY_BYTES: Final = 16 * 1024
 Q = TypeVar("Q", bound=Struct)
 B = TypeVar("B", bound=Struct)
 A = TypeVar("A", bound=Struct)
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +109,8 @@ class Reception:
         reasons: tuple[Reason, ...] = (),
     ) -> Call:
         """A GET that answers one document."""
-
-        async def endpoint(request: Request) -> Response:
-            asked = await self._ask(request, roles, query, None)
-            return json_response(await work(asked))
-
         answers = {200: (Content(JSON, answer),)}
-        return Call("GET", path, said(work), responding(endpoint), roles, query, answers=answers, reasons=reasons)
+        return self._call("GET", path, work, json_response, roles, query, _no_body, answers=answers, reasons=reasons)
 
     def change(
         self,
@@ -127,20 +124,16 @@ class Reception:
         reasons: tuple[Reason, ...] = (),
     ) -> Call:
         """A POST of one document, answered with another."""
-
-        async def endpoint(request: Request) -> Response:
-            asked = await self._ask(request, roles, Nothing, lambda raw: decode_body(raw, body))
-            return json_response(await work(asked), status)
-
-        takes, answers = Content(JSON, body), {status: (Content(JSON, answer),)}
-        return Call(
+        return self._call(
             "POST",
             path,
-            said(work),
-            responding(endpoint),
+            work,
+            lambda document: json_response(document, status),
             roles,
-            takes=takes,
-            answers=answers,
+            Nothing,
+            lambda raw: decode_body(raw, body),
+            takes=Content(JSON, body),
+            answers={status: (Content(JSON, answer),)},
             reasons=reasons,
         )
 
@@ -158,19 +151,17 @@ class Reception:
         reasons: tuple[Reason, ...] = (),
     ) -> Call:
         """A POST of a document that has one of several forms, of at most `cap_bytes`; the work chooses the status."""
-
-        async def endpoint(request: Request) -> Response:
-            status, document = await work(await self._ask(request, roles, Nothing, decode, cap_bytes))
-            return json_response(document, status)
-
-        return Call(
+        return self._call(
             "POST",
             path,
-            said(work),
-            responding(endpoint),
+            work,
+            lambda answered: json_response(answered[1], answered[0]),
             roles,
-            headers=headers,
+            Nothing,
+            decode,
             takes=Content(JSON, takes),
+            cap_bytes=cap_bytes,
+            headers=headers,
             answers={status: (Content(JSON, form),) for status, form in answers.items()},
             reasons=reasons,
         )
@@ -185,12 +176,8 @@ class Reception:
         reasons: tuple[Reason, ...] = (),
     ) -> Call:
         """A POST without a body, answered with a document that says how it went."""
-
-        async def endpoint(request: Request) -> Response:
-            return json_response(await work(await self._ask(request, roles, Nothing, None)))
-
         answers = {200: (Content(JSON, answer),)}
-        return Call("POST", path, said(work), responding(endpoint), roles, answers=answers, reasons=reasons)
+        return self._call("POST", path, work, json_response, roles, Nothing, _no_body, answers=answers, reasons=reasons)
 
     def order(
         self,
@@ -202,40 +189,52 @@ class Reception:
     ) -> Call:
         """A POST without a body, answered with 204 and nothing."""
 
-        async def endpoint(request: Request) -> Response:
-            await work(await self._ask(request, roles, Nothing, None))
+        def done(_nothing: None) -> Response:
             return Response(status_code=204, headers={"cache-control": "no-store"})
 
-        return Call("POST", path, said(work), responding(endpoint), roles, answers={204: ()}, reasons=reasons)
+        return self._call("POST", path, work, done, roles, Nothing, _no_body, answers={204: ()}, reasons=reasons)
 
-    @overload
-    async def _ask(
-        self, request: Request, roles: tuple[Role, ...], known: type[Q], decode: None
-    ) -> Asked[Q, Nothing]: ...
-    @overload
+    def _call(
+        self,
+        method: str,
+        path: str,
+        work: Callable[[Asked[Q, B]], Awaitable[R]],
+        respond: Callable[[R], Response],
+        roles: tuple[Role, ...],
+        query: type[Q],
+        decode: Callable[[bytes], B],
+        *,
+        takes: Content | None = None,
+        cap_bytes: int = MAX_BODY_BYTES,
+        headers: type[Struct] = Nothing,
+        answers: Mapping[int, tuple[Content, ...]],
+        reasons: tuple[Reason, ...],
+    ) -> Call:
+        """Where it takes nothing no body is read, and `decode` gets none."""
+
+        async def endpoint(request: Request) -> Response:
+            asked = await self._ask(request, roles, query, decode, cap_bytes if takes else None)
+            return respond(await work(asked))
+
+        handle = responding(endpoint)
+        return Call(method, path, said(work), handle, roles, query, headers, takes, answers, reasons)
+
     async def _ask(
         self,
         request: Request,
         roles: tuple[Role, ...],
         known: type[Q],
         decode: Callable[[bytes], B],
-        cap_bytes: int = MAX_BODY_BYTES,
-    ) -> Asked[Q, B]: ...
-    async def _ask(
-        self,
-        request: Request,
-        roles: tuple[Role, ...],
-        known: type[Q],
-        decode: Callable[[bytes], B] | None,
-        cap_bytes: int = MAX_BODY_BYTES,
-    ) -> Asked[Q, B] | Asked[Q, Nothing]:
-        """Steps 1 to 5. Raises Refused and Unavailable."""
+        cap_bytes: int | None,
+    ) -> Asked[Q, B]:
+        """Steps 1 to 5; without `cap_bytes` there is no body. Raises Refused and Unavailable."""
         head = read_head(request.scope, self._proxies)
         caller = await self._door.identify(head.peer, head.credential)
+        request.scope["state"][CALLER] = caller
         require_role(caller, *roles)
         path, query = read_path(request), read_query(request, known)
-        if decode is None:
-            return Asked(caller, path, query, Nothing(), request, head.peer, head.credential)
+        if cap_bytes is None:
+            return Asked(caller, path, query, decode(b""), request, head.peer, head.credential)
         held = self._held.of(caller.tenant)
         raw = await receive_body(
             request.scope,
@@ -259,3 +258,7 @@ def decode_body(raw: bytes, form: type[B]) -> B:
         raise Refused(Reason.REQUEST_INVALID, broken_rule(error)) from None
     except (ValueError, RecursionError):
         raise Refused(Reason.REQUEST_INVALID, "the body is no JSON") from None
+
+
+def _no_body(_raw: bytes) -> Nothing:
+    return Nothing()

@@ -2,8 +2,9 @@
 
 What the parser refuses (both lengths at once, a bare LF, a folded line) stays refused. Added here:
 
-* a request's head has at most MAX_HEAD_BYTES and MAX_HEADERS: 431. The same number of bytes bounds what a body may
-  carry beside its data, chunk extensions and trailers, so that every byte of a request is counted somewhere
+* a request's head has at most MAX_HEAD_BYTES and MAX_HEADERS: 431. With what a body carries beside its data and the
+  plain frames of its chunks, as extensions are, it has no more either; the data is counted by whoever reads it
+  (`body.py`). Only a read that ends a request counts nothing against the next one
 * trailers and upgrades are refused: trailers would be taken for header fields, and what follows the head of an upgrade
   for the next request
 * a request has one absolute deadline, from its first byte: a late head is cut off, a late body is told to whoever
@@ -41,6 +42,10 @@ from postseal.web.refusals import Refusals
 
 MAX_HEAD_BYTES = 16 * 1024
 MAX_HEADERS = 64
+CHUNK_FRAME_BYTES = 12
+"""A size of eight digits and two line ends: a body may come in the smallest chunks."""
+MAX_TURNED_AWAY = 16
+"""Connections beyond the bound that wait until their 503 was read; more are closed at once, to spare descriptors."""
 MAX_PIPELINED = 16
 """Requests that wait behind one; one read could bring thousands."""
 IDLE_S = 20
@@ -79,7 +84,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._refusals = refusals
         self._phase = _Phase.HEAD
         self._begun = False
-        self._progressed = False
+        self._ended_a_request = False
+        self._excused_bytes = 0
         self._overhead_bytes = 0
         self._head_bytes = 0
         self._stays_after = self._may_stay = True
@@ -94,7 +100,9 @@ class BoundedHttp(HttpToolsProtocol):
         """Take the connection, unless there are too many."""
         self._lingering = LingeringTransport(transport, self.loop, lambda: self._begun)
         super().connection_made(self._lingering)
-        if len(self.connections) > self._bounds.max_connections:
+        beyond = len(self.connections) - self._bounds.max_connections
+        if beyond > 0:
+            self._begun = beyond <= MAX_TURNED_AWAY  # its request is on its way
             self._give_up(Reason.UNAVAILABLE, "too many connections")
             return
         self.timeout_keep_alive_task = self.loop.call_later(IDLE_S, self.timeout_keep_alive_handler)
@@ -112,7 +120,8 @@ class BoundedHttp(HttpToolsProtocol):
         if self._deaf or self.parser is None or self.transport.is_closing():
             return
         self._unset_keepalive_if_required()
-        self._progressed = False
+        self._ended_a_request = False
+        self._excused_bytes = 0
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -123,9 +132,9 @@ class BoundedHttp(HttpToolsProtocol):
             self._account(len(data))
 
     def _account(self, size_bytes: int) -> None:
-        """Every read either ends a request, or brings body, or counts against the bound of its head."""
-        if not self._progressed:
-            self._overhead_bytes += size_bytes
+        """Every read either ends a request, or counts against the bound of its head with all but the body's data."""
+        if not self._ended_a_request:
+            self._overhead_bytes = max(0, self._overhead_bytes + size_bytes - self._excused_bytes)
             self._begun = True
         if self._overhead_bytes > MAX_HEAD_BYTES:
             self._status_of_fault = 431
@@ -187,8 +196,12 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Some decoded bytes of a body."""
-        self._progressed = True
+        self._excused_bytes += len(body)
         super().on_body(body)
+
+    def on_chunk_header(self) -> None:
+        """The size of a chunk, which has at least one byte of data."""
+        self._excused_bytes += CHUNK_FRAME_BYTES
 
     def on_message_complete(self) -> None:
         """The last byte of a request."""
@@ -196,7 +209,7 @@ class BoundedHttp(HttpToolsProtocol):
             return
         self._phase = _Phase.HEAD
         self._begun = False
-        self._progressed = True
+        self._ended_a_request = True
         self._overhead_bytes = self._head_bytes = 0
         self._disarm_deadline()
         self.cycle.keep_alive = self._stays_after and self._may_stay

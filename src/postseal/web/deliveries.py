@@ -14,8 +14,8 @@ from postseal.admin.actor import Actor
 from postseal.correlation import new_correlation_id
 from postseal.errors import Refused, Unavailable
 from postseal.identity.verified import Role, VerifiedIdentity
-from postseal.outbound.outbox import LATEST_MS, MAX_SEALED, DestinationFull, Intent, Outbox, Sealed, Unsealed
-from postseal.outbound.pulling import Pulling
+from postseal.outbound.outbox import MAX_SEALED, Outbox
+from postseal.outbound.wishes import LATEST_MS, DestinationFull, Sealed, Unsealed, Wish
 from postseal.outcomes import Reason
 from postseal.postgres.database import Database
 from postseal.postgres.mail import ShownDelivery, ShownIntent
@@ -133,12 +133,10 @@ class DeliveryCalls:
         outbox: Outbox,
         database: Database,
         *,
-        pulling: Pulling,
         accepting: Callable[[], bool],
         refusals: Refusals,
     ) -> None:
         self._outbox = outbox
-        self._pulling = pulling
         self._database = database
         self._accepting = accepting
         self._refusals = refusals
@@ -172,13 +170,13 @@ class DeliveryCalls:
         """Send one delivery, or up to 100."""
         project = _own_project(asked)
         if isinstance(asked.body, NewDeliveries):
-            intents = [_intent(wanted, wanted.idempotency_key) for wanted in asked.body.deliveries]
-            results = await self._seal(asked.caller, project, intents)
+            wishes = [_wish(wanted, wanted.idempotency_key) for wanted in asked.body.deliveries]
+            results = await self._seal(asked.caller, project, wishes)
             return 200, DeliveryResults([self._item(asked, result) for result in results])
         key = read_headers(asked.request, KeyOfOne).idempotency_key
         if key is UNSET:
             raise Refused(Reason.IDEMPOTENCY_KEY_MISSING, "one delivery needs the header Idempotency-Key")
-        [result] = await self._seal(asked.caller, project, [_intent(asked.body, key)])
+        [result] = await self._seal(asked.caller, project, [_wish(asked.body, key)])
         if isinstance(result, Unsealed):
             raise _refused(result)
         return _status(result), _sealed(result)
@@ -198,14 +196,10 @@ class DeliveryCalls:
             lambda connection: deliveries.cancel(connection, Actor(caller.account), caller.tenant, project, delivery)
         )
 
-    async def _seal(self, caller: VerifiedIdentity, project: str, intents: list[Intent]) -> list[Sealed | Unsealed]:
+    async def _seal(self, caller: VerifiedIdentity, project: str, wishes: list[Wish]) -> list[Sealed | Unsealed]:
         if not self._accepting():
             raise Unavailable("the database has no room for more")
-        results = await self._outbox.enqueue(caller.tenant, project, intents, caller.account)
-        for result in results:
-            if isinstance(result, Sealed):
-                self._pulling.wake(caller.tenant, result.destination)
-        return results
+        return await self._outbox.enqueue(caller.tenant, project, wishes, caller.account)
 
     def _item(self, asked: Asked[Nothing, Any], result: Sealed | Unsealed) -> Struct:
         if isinstance(result, Sealed):
@@ -233,11 +227,11 @@ def _own_project(asked: Asked[Any, Any]) -> str:
     return project
 
 
-def _intent(wanted: NewDelivery, idempotency_key: str) -> Intent:
+def _wish(wanted: NewDelivery, idempotency_key: str) -> Wish:
     kind = wanted.data.get("kind", wanted.kind)
     if kind != wanted.kind:
         raise Refused(Reason.REQUEST_INVALID, "data.kind is another one than kind")
-    return Intent(
+    return Wish(
         destination=wanted.destination,
         data=wanted.data | {"kind": kind},
         idempotency_key=idempotency_key,

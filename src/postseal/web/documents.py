@@ -13,12 +13,16 @@ from starlette.responses import Response
 
 from postseal.enrolment import Enrolled
 from postseal.envelope import dsse
-from postseal.inbound.reading import Closed, Page
-from postseal.postgres.reading import EnvelopeRow, KeyRow, StreamRow
+from postseal.inbound import reading
+from postseal.inbound.reading import Page
+from postseal.postgres.reading import EnvelopeRow, KeyRow
 from postseal.postgres.streams import Stream
 
 SCHEMAS: Final = "#/components/schemas/"
 """Where /openapi.json keeps the schemas of documents, each under its type's name."""
+
+MAX_RANGES_IN_LISTS: Final = 100
+"""A page of 1000 streams, each with a hole at every other sequence, would else keep the event loop for seconds."""
 
 
 class Nothing(Struct, frozen=True):
@@ -33,7 +37,10 @@ class Range(Struct, frozen=True):
 
 
 class StreamStanding(Struct, frozen=True, rename="camel"):
-    """Where a stream stands. Cursors are advice: only an acknowledgement lets go of an envelope."""
+    """Where a stream stands. Cursors are advice: only an acknowledgement lets go of an envelope.
+
+    In a list `missing` has at most the first 100 ranges; if there are more, `missingRanges` says how many.
+    """
 
     project: str
     producer: str
@@ -43,6 +50,7 @@ class StreamStanding(Struct, frozen=True, rename="camel"):
     next_sequence: int
     missing: list[Range]
     retired: bool
+    missing_ranges: int | UnsetType = UNSET
 
 
 class StreamList(Struct, frozen=True):
@@ -131,19 +139,26 @@ def json_response(document: Struct, status: int = 200) -> Response:
     )
 
 
-def of_stream(project: str, stream: StreamRow | Stream) -> StreamStanding:
-    """Where a stream of a project stands."""
+def of_stream(stream: Stream, *, most_ranges: int | None = None) -> StreamStanding:
+    """Where a stream stands, with all missing ranges or the first `most_ranges`."""
     cursor = stream.cursor
     return StreamStanding(
-        project,
+        stream.project,
         stream.producer,
         cursor.contiguous,
         cursor.highest,
         cursor.floor,
         cursor.highest + 1,
-        [Range(first, last) for first, last in cursor.holes()],
+        [Range(first, last) for first, last in cursor.holes(most_ranges)],
         stream.retired,
+        cursor.hole_count if most_ranges is not None and cursor.hole_count > most_ranges else UNSET,
     )
+
+
+def of_streams(streams: list[Stream], limit: int) -> StreamList:
+    """A page of at most `limit` streams."""
+    items = [of_stream(stream, most_ranges=MAX_RANGES_IN_LISTS) for stream in streams]
+    return StreamList(items, streams[-1].producer if len(streams) == limit else None)
 
 
 def of_page(page: Page) -> EnvelopePage:
@@ -185,8 +200,8 @@ def base64url(raw: bytes) -> str:
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
 
 
-def _of_item(item: EnvelopeRow | Closed) -> Item:
-    if isinstance(item, Closed):
+def _of_item(item: EnvelopeRow | reading.ClosedRange) -> Item:
+    if isinstance(item, reading.ClosedRange):
         return ClosedRange(item.first, item.last)
     identity = item.event_identity.hex()
     if item.payload is None or item.signature is None:

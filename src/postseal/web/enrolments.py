@@ -1,7 +1,8 @@
 """`POST /v1/enrolments`: a one-time code, a public key and its proof become a device's credential.
 
-Every attempt is charged to its network peer before its body is read, and given back when it was welcome: a code has
-too many random bits to be guessed, but a guess costs us the verification of a signature.
+Every attempt is charged to its network peer before its body is read, and given back when it spent a code: a code has
+too many random bits to be guessed, but a guess costs us the verification of a signature, and a code that is used again
+writes rows besides.
 """
 
 import base64
@@ -96,7 +97,8 @@ class EnrolmentCalls:
             raise
         finally:
             held.release(len(body))
-        self._door.give_back(charged)
+        if not enrolled.again:
+            self._door.give_back(charged)
         return documents.json_response(documents.of_enrolled(enrolled))
 
 

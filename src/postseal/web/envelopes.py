@@ -1,23 +1,23 @@
 """The two hot calls, as plain ASGI: `POST /v1/envelopes` and `POST /v1/envelopes/batch`.
 
-A body that the adapter refuses is handed to the inbox all the same, so that a known caller's refusal is audited before
-it is answered.
+In this order: room in the database; who is calling, since that decides whose room the body takes; the body; and only
+then what was wrong with the caller, since the protocol puts the body's own faults first. A known caller's refusal is
+audited before it is answered, the adapter's own included.
 """
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from itertools import takewhile
 
 from starlette.types import Receive, Scope, Send
 
 from postseal.correlation import new_correlation_id
 from postseal.door import Door
 from postseal.envelope.dsse import ENVELOPE_MEDIA_TYPE
-from postseal.errors import PostsealError, Refused, Unavailable
+from postseal.errors import Refused, Unavailable
 from postseal.identity.verified import Role, VerifiedIdentity
 from postseal.inbound.inbox import MAX_BATCH_BYTES, Inbound, Inbox
 from postseal.limits import peer_key
-from postseal.outcomes import Reason
+from postseal.outcomes import REASONS_OF_ENVELOPES, Reason
 from postseal.verdicts import Refusal
 from postseal.web import answers
 from postseal.web.body import BodyRefused, HeldBytes, receive_body
@@ -25,7 +25,7 @@ from postseal.web.calls import JSON, Call, Content, said
 from postseal.web.documents import SCHEMAS
 from postseal.web.head import Head, read_head
 from postseal.web.peer import TrustedProxies
-from postseal.web.refusals import Refusals
+from postseal.web.refusals import CALLER, Refusals
 
 ENVELOPE = Content(ENVELOPE_MEDIA_TYPE, {"$ref": f"{SCHEMAS}Envelope"})
 LINES = Content(
@@ -35,8 +35,6 @@ LINE_ANSWERS = Content(
     "application/x-ndjson",
     {"type": "string", "description": "For each line, in order, an Acknowledgement or a Problem with its status"},
 )
-REASONS = tuple(takewhile(lambda reason: reason is not Reason.ENROLMENT_REFUSED, Reason))
-"""Why an envelope can be refused; the reasons behind these belong to other calls."""
 WHOLE_BATCH_REASONS = (Reason.SYNC_RATE_LIMITED, Reason.ENVELOPE_MALFORMED)
 
 
@@ -44,7 +42,8 @@ WHOLE_BATCH_REASONS = (Reason.SYNC_RATE_LIMITED, Reason.ENVELOPE_MALFORMED)
 class _Kind:
     media_type: bytes
     cap_bytes: int
-    receive: Callable[[Inbound], Awaitable[answers.Answer]]
+    receive: Callable[[Inbound, str], Awaitable[answers.Answer]]
+    """Given the request and its peer."""
 
 
 class EnvelopeCalls:
@@ -82,7 +81,7 @@ class EnvelopeCalls:
                 (Role.DEVICE,),
                 takes=ENVELOPE,
                 answers={200: acknowledged, 201: acknowledged},
-                reasons=REASONS,
+                reasons=REASONS_OF_ENVELOPES,
             ),
             Call(
                 "POST",
@@ -107,56 +106,62 @@ class EnvelopeCalls:
     async def _post(self, kind: _Kind, scope: Scope, receive: Receive, send: Send) -> None:
         self._inbox.require_room()
         head = read_head(scope, self._proxies)
-        caller, fault = await self._identify(head)
+        caller = await self._identify(head)
         # Whoever is verified shares no room with strangers, and no tenant's bodies fill that of the others.
-        held = self._held_for_known.of(caller.tenant) if caller else self._held_for_strangers.of(peer_key(head.peer))
+        if isinstance(caller, VerifiedIdentity):
+            scope["state"][CALLER] = caller
+            held = self._held_for_known.of(caller.tenant)
+        else:
+            held = self._held_for_strangers.of(peer_key(head.peer))
         try:
             body = await receive_body(
                 scope, receive, head, media_type=kind.media_type, cap_bytes=kind.cap_bytes, held=held
             )
         except BodyRefused as refused:
-            await answers.send_answer(send, await self._refuse(head, refused, fault))
+            await answers.send_answer(send, await self._refuse(head, caller, refused))
             return
         try:
-            if fault is not None:
-                raise fault
-            answer = await kind.receive(Inbound(head.peer, head.credential, body))
+            if not isinstance(caller, VerifiedIdentity):
+                raise caller
+            # A body that took longer than callers are remembered was not awaited by a credential revoked meanwhile.
+            caller = self._door.recall(head.credential) or await self._door.identify(head.peer, head.credential)
+            answer = await kind.receive(Inbound(caller, body), head.peer)
         finally:
             held.release(len(body))
         await answers.send_answer(send, answer)
 
-    async def _identify(self, head: Head) -> tuple[VerifiedIdentity | None, PostsealError | None]:
-        """The caller, or why there is none: told after the body's own faults, which the protocol puts first."""
-        if known := self._door.recall(head.credential):
-            return known, None
+    async def _identify(self, head: Head) -> VerifiedIdentity | Refused | Unavailable:
+        """The caller, or why there is none."""
         try:
-            return await self._door.identify(head.peer, head.credential), None
-        except (Refused, Unavailable) as error:
-            return None, error
+            return await self._door.identify(head.peer, head.credential)
+        except (Refused, Unavailable) as fault:
+            return fault
 
-    async def _receive_single(self, inbound: Inbound) -> answers.Answer:
+    async def _receive_single(self, inbound: Inbound, peer: str) -> answers.Answer:
         verdict = await self._inbox.receive(inbound)
         if isinstance(verdict, Refusal):
-            self._refusals.note(verdict, self._door.recall(inbound.credential), inbound.peer)
+            self._refusals.note(verdict, inbound.caller, peer)
         return answers.of_verdict(verdict)
 
-    async def _receive_batch(self, inbound: Inbound) -> answers.Answer:
+    async def _receive_batch(self, inbound: Inbound, peer: str) -> answers.Answer:
         verdicts = await self._inbox.receive_batch(inbound)
         refusals = [verdicts] if isinstance(verdicts, Refusal) else verdicts
         for refusal in refusals:
             if isinstance(refusal, Refusal):
-                self._refusals.note(refusal, self._door.recall(inbound.credential), inbound.peer)
+                self._refusals.note(refusal, inbound.caller, peer)
         return answers.of_refusal(verdicts) if isinstance(verdicts, Refusal) else answers.of_batch(verdicts)
 
-    async def _refuse(self, head: Head, refused: BodyRefused, fault: PostsealError | None) -> answers.Answer:
+    async def _refuse(
+        self, head: Head, caller: VerifiedIdentity | Refused | Unavailable, refused: BodyRefused
+    ) -> answers.Answer:
         """Audited where the caller is known."""
-        if isinstance(fault, Unavailable):
-            raise fault
-        if fault is not None:
+        if isinstance(caller, Unavailable):
+            raise caller
+        if isinstance(caller, VerifiedIdentity):
+            inbound = Inbound(caller, refused.received)
+            refusal = await self._inbox.refuse(inbound, refused.reason, refused.detail)
+            self._refusals.note(refusal, caller, head.peer)
+        else:
             refusal = Refusal(refused.reason, new_correlation_id(), refused.detail)
             self._refusals.note(refusal, None, head.peer)
-            return answers.of_refusal(refusal)
-        inbound = Inbound(head.peer, head.credential, refused.received)
-        refusal = await self._inbox.refuse(inbound, refused.reason, refused.detail)
-        self._refusals.note(refusal, self._door.recall(head.credential), head.peer)
         return answers.of_refusal(refusal)

@@ -44,5 +44,5 @@ class KeyCalls:
     async def list_all(self, asked: Asked[Nothing, Nothing]) -> SigningKeySet:
         """The public keys with which deliveries of the caller's tenant are verified; revoked ones are left out."""
         tenant = asked.caller.tenant
-        found = await self._database.transact(lambda connection: list_verifying(connection, tenant))
+        found = await self._database.transact(lambda connection: list_verifying(connection, tenant), tenant=tenant)
         return SigningKeySet([SigningKey(key.keyid, base64url(key.public_key), key.state) for key in found])

@@ -8,7 +8,6 @@ parent stops, or is gone.
 import asyncio
 import gc
 import os
-import resource
 import signal
 import socket
 import sys
@@ -22,6 +21,7 @@ import uvloop
 
 from postseal import logs, metrics
 from postseal.errors import StartupError
+from postseal.open_files import allow_open_files
 from postseal.postgres.access import Access, open_access
 from postseal.service import Service, running_service
 from postseal.settings import Settings
@@ -49,10 +49,15 @@ def run(
     """Serve what comes from `source`, and deliver, until SIGTERM or SIGINT, or until `parent` reads as ended.
 
     Then what is in flight is answered and what is queued is committed. Without a parent, which does that itself, a
-    second signal ends the process at once; END_S and the worker's grace after the first one, it is ended in any case.
+    second signal ends the process at once; `end_s` after the first one, it is ended in any case.
     """
-    _allow_open_files(server.MAX_CONNECTIONS + server.SPARE_DESCRIPTORS)
+    allow_open_files(server.files(settings))
     uvloop.run(_serve(settings, access, source, ready, parent))
+
+
+def end_s(settings: Settings) -> float:
+    """How many seconds an end may take in all: END_S, and the grace of a worker's pushes."""
+    return END_S + (settings.stop_grace_s if settings.worker else 0.0)
 
 
 async def _serve(
@@ -67,7 +72,7 @@ async def _serve(
 
     def end() -> None:
         if not stop.is_set():
-            loop.call_later(END_S + settings.stop_grace_s, _cut)
+            loop.call_later(end_s(settings), _cut)
         elif parent is None:
             os._exit(ENDED_AT_ONCE)
         stop.set()
@@ -106,14 +111,6 @@ async def _running(settings: Settings, access: Access) -> AsyncGenerator[Service
 def _cut() -> None:
     structlog.get_logger().error("the end took too long and was cut")
     os._exit(ENDED_AT_ONCE)
-
-
-def _allow_open_files(count: int) -> None:
-    """Let this process have `count` files open, or as many as it is allowed to ask for."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def main() -> None:

@@ -19,6 +19,9 @@ from postseal.verdicts import Refusal
 LINES_A_SECOND = 20
 """Of one reason, in one process."""
 
+CALLER = "postseal.caller"
+"""The key of a request's state under which its verified caller stands, however long the request takes."""
+
 _log: FilteringBoundLogger = structlog.get_logger("postseal.web")
 
 

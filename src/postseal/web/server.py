@@ -19,9 +19,11 @@ from uvicorn.server import ServerState
 
 from postseal.errors import StartupError
 from postseal.service import Service
+from postseal.settings import Settings
 from postseal.web.app import App
 from postseal.web.connection import IDLE_S, BoundedHttp, Bounds
 from postseal.web.dealing import Channel
+from postseal.worker_service import worker_files
 
 Source = socket.socket | Channel
 """Where connections come from. It is closed when serving ends."""
@@ -45,6 +47,11 @@ def bind(host: str, port: int) -> socket.socket:
         # Python's own text repeats the address; a name that cannot be resolved has no number of the system's.
         why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         raise StartupError(f"cannot listen on {host} port {port}: {why}") from None
+
+
+def files(settings: Settings) -> int:
+    """How many files a process that serves may have open, its worker's among them."""
+    return MAX_CONNECTIONS + SPARE_DESCRIPTORS + _worker_files(settings)
 
 
 def address_of(listener: socket.socket) -> str:
@@ -84,7 +91,7 @@ async def listening(service: Service, source: Source) -> AsyncGenerator[None]:
     )
     config.load()
     state = ServerState()
-    bounds = Bounds(service.settings.receive_deadline_s, _max_connections())
+    bounds = Bounds(service.settings.receive_deadline_s, _max_connections(service.settings))
     dating = asyncio.create_task(_keep_date(state))
     try:
         async with _taking(source, lambda: BoundedHttp(config, state, {}, bounds, app.refusals)):
@@ -139,8 +146,13 @@ async def _keep_date(state: ServerState) -> None:
         await asyncio.sleep(1)
 
 
-def _max_connections() -> int:
+def _max_connections(settings: Settings) -> int:
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if open_files == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
-    return max(1, min(MAX_CONNECTIONS, open_files - SPARE_DESCRIPTORS))
+    share = MAX_CONNECTIONS / (MAX_CONNECTIONS + _worker_files(settings))
+    return max(1, min(MAX_CONNECTIONS, int((open_files - SPARE_DESCRIPTORS) * share)))
+
+
+def _worker_files(settings: Settings) -> int:
+    return worker_files(settings) if settings.worker else 0

@@ -80,14 +80,13 @@ class StreamCalls:
         """The streams of a project that the caller may see; a device sees its own."""
         project, limit = asked.path["project"], asked.query.limit
         streams = await read_streams(self._database, asked.caller, project, after=asked.query.after, limit=limit)
-        items = [documents.of_stream(project, stream) for stream in streams]
-        return StreamList(items, streams[-1].producer if len(streams) == limit else None)
+        return documents.of_streams(streams, limit)
 
     async def get_stream(self, asked: Asked[Nothing, Nothing]) -> StreamStanding:
         """Where one stream stands."""
-        project = asked.path["project"]
-        stream = await read_stream(self._database, asked.caller, project, asked.path["producer"])
-        return documents.of_stream(project, stream)
+        return documents.of_stream(
+            await read_stream(self._database, asked.caller, asked.path["project"], asked.path["producer"])
+        )
 
     async def list_envelopes(self, asked: Asked[EnvelopesQuery, Nothing]) -> EnvelopePage:
         """A page of a stream; with `wait` it comes empty only after so many seconds."""

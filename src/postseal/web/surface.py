@@ -47,9 +47,7 @@ def all_calls(service: Service, *, proxies: TrustedProxies, refusals: Refusals) 
         refusals=refusals,
     )
     streams = StreamCalls(service.reads, service.waiting, door=door, proxies=proxies, clock=time.monotonic)
-    deliveries = DeliveryCalls(
-        service.outbox, service.admin, pulling=service.pulling, accepting=service.accepting, refusals=refusals
-    )
+    deliveries = DeliveryCalls(service.outbox, service.admin, accepting=service.accepting, refusals=refusals)
     pulls = PullCalls(service.pulling, door)
     office = Office(reception, service.admin, settings.invitation_lifetime_s, credential_lifetime_s)
     health = HealthCalls(Readiness(service.ingest, service.committer, service.accepting, time.monotonic))

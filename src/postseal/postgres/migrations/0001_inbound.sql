@@ -170,7 +170,7 @@ GRANT INSERT ON identities, payloads, audit_events TO {prefix}_ingest;
 GRANT UPDATE (contiguous, highest, above) ON streams TO {prefix}_ingest;
 
 -- Administrators' acts and enrolment:
-GRANT SELECT ON tenants, projects, devices, invitations, keys, streams, identities, audit_events, platform_audit_events
+GRANT SELECT ON tenants, projects, devices, invitations, keys, streams, audit_events, platform_audit_events
     TO {prefix}_admin;
 GRANT SELECT (credential_id, tenant, account, device, role, projects, created_at, expires_at, revoked_at)
     ON credentials TO {prefix}_admin;
@@ -180,7 +180,7 @@ GRANT USAGE ON SEQUENCE stream_ids TO {prefix}_admin;
 GRANT UPDATE (payload_retention) ON tenants, projects TO {prefix}_admin;
 GRANT UPDATE (retired_at) ON devices TO {prefix}_admin;
 GRANT UPDATE (keyid, proof_hash, credential_id) ON invitations TO {prefix}_admin;
-GRANT UPDATE (revoked_at, projects) ON credentials TO {prefix}_admin;
+GRANT UPDATE (revoked_at) ON credentials TO {prefix}_admin;
 GRANT UPDATE (state, accept_until, changed_at) ON keys TO {prefix}_admin;
 GRANT UPDATE (retired, floor, contiguous, highest, above) ON streams TO {prefix}_admin;
 

@@ -28,7 +28,7 @@ CREATE TABLE destinations (
     url             text CHECK (length(url) <= 2048),
     max_pending     bigint NOT NULL CHECK (max_pending > 0),
     disabled_at     timestamptz,
-    disabled_reason text CHECK (disabled_reason IN ('operator', 'gone')),
+    disabled_reason text CHECK (disabled_reason IN ('operator', 'gone', 'retired')),
     created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
     highest         bigint NOT NULL DEFAULT 0 CHECK (highest BETWEEN 0 AND 9007199254740991),
     UNIQUE (tenant, project, destination),
@@ -36,6 +36,7 @@ CREATE TABLE destinations (
     CHECK ((mode = 'push') = (url IS NOT NULL)),
     CHECK ((disabled_at IS NULL) = (disabled_reason IS NULL))
 ) WITH (fillfactor = 50);
+CREATE INDEX destinations_disabled ON destinations (disabled_at) WHERE disabled_at IS NOT NULL;
 ALTER TABLE destinations ADD PRIMARY KEY (tenant, stream);
 
 -- What signs the requests to a destination, encrypted under the deployment's key file. An older one goes on signing
@@ -74,11 +75,13 @@ CREATE TABLE enqueue_logins (
 );
 
 -- What an application wants sent, written in its own transaction; the sealer makes a delivery of it, under the same id.
+-- It reads many at once, so everything that an application writes is bounded (tenant and project by the policy below).
+-- One that is given up is due at infinity.
 CREATE TABLE intents (
     tenant          text COLLATE "C" NOT NULL,
     delivery        uuid NOT NULL DEFAULT gen_random_uuid(),
     project         text COLLATE "C" NOT NULL,
-    destination     text COLLATE "C" NOT NULL,
+    destination     text COLLATE "C" NOT NULL CHECK (destination ~ '^[a-z0-9][a-z0-9._-]{0,62}$'),
     idempotency_key text COLLATE "C" NOT NULL CHECK (idempotency_key ~ '^[A-Za-z0-9._:-]{8,128}$'),
     data            json NOT NULL CHECK (octet_length(data::text) <= 8192),
     attempt_limit   integer CHECK (attempt_limit BETWEEN 1 AND 100),
@@ -90,7 +93,9 @@ CREATE TABLE intents (
     code            text,
     CHECK (tries >= 0)
 );
-CREATE INDEX intents_due ON intents (tenant, due_at);
+-- What was refused before has slots of its own.
+CREATE INDEX intents_fresh ON intents (tenant, due_at) WHERE tries = 0;
+CREATE INDEX intents_again ON intents (tenant, due_at) WHERE tries > 0;
 ALTER TABLE intents ADD PRIMARY KEY (tenant, delivery);
 
 -- What was sealed; it never changes. `content_hash` tells whether a key that comes again brings the same content. The
@@ -196,8 +201,10 @@ GRANT UPDATE (lane, stage, due_at, attempt, attempt_limit, token, code), DELETE 
 GRANT UPDATE (due_at, tries, code), DELETE ON intents TO {prefix}_delivery;
 
 -- Administrators' acts:
-GRANT SELECT ON signing_keys, destinations, destination_health, deliveries, queue, attempts, settlements, intents,
-    enqueue_logins TO {prefix}_admin;
+GRANT SELECT ON signing_keys, destinations, destination_health, deliveries, queue, attempts, settlements, enqueue_logins
+    TO {prefix}_admin;
+GRANT SELECT (tenant, delivery, project, destination, idempotency_key, expires_at, created_at, due_at, tries, code)
+    ON intents TO {prefix}_admin;
 GRANT SELECT (tenant, stream, secret, scheme, created_at, sign_until) ON destination_secrets TO {prefix}_admin;
 GRANT INSERT ON signing_keys, destinations, destination_secrets, destination_health, enqueue_logins, queue, settlements
     TO {prefix}_admin;

@@ -1,18 +1,18 @@
-"""`/v1/admin/projects/{project}/destinations`: list, create, disable, enable, test, rotate the secret."""
+"""`/v1/admin/projects/{project}/destinations`: list, create, change, disable, enable, test, rotate the secret."""
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import structlog
 from msgspec import UNSET, Meta, Struct, UnsetType
 from structlog.typing import FilteringBoundLogger
 
 from postseal.admin import destinations
-from postseal.admin.destinations import MAX_OVERLAP_S, CreatedDestination, Secrets, ShownSecret
+from postseal.admin.destinations import CreatedDestination, Secrets
 from postseal.admin.operator import Operator
+from postseal.admin.secrets import MAX_OVERLAP_S, Schemes, ShownSecret, schemes_of
 from postseal.errors import Refused, StartupError, Unavailable
+from postseal.outbound.holding import move_mail
 from postseal.outbound.probing import probe
 from postseal.outcomes import Reason
 from postseal.postgres import destinations as rows
@@ -25,14 +25,16 @@ from postseal.web.admin.office import ADMIN, DEFAULT_PAGE_ITEMS, OPERATORS, Offi
 from postseal.web.calls import Asked, Call
 from postseal.web.documents import Nothing, milliseconds
 from postseal.web.query import Id, IdOrEmpty, Limit
-from postseal.worker_service import deployment_key, http_sender
+from postseal.worker_service import deployment_key
 
 DESTINATIONS = f"{ADMIN}/projects/{{project}}/destinations"
 DEFAULT_OVERLAP_S = 86_400
 
+T = TypeVar("T")
+
 _log: FilteringBoundLogger = structlog.get_logger("postseal.destinations")
 
-Schemes = Literal["v1", "v1a", "both"]
+Url = Annotated[str, Meta(min_length=1, max_length=MAX_URL_CHARACTERS)]
 MaxPending = Annotated[int, Meta(ge=1, le=100_000_000)]
 
 
@@ -74,8 +76,15 @@ class NewDestination(Struct, frozen=True, forbid_unknown_fields=True, rename="ca
 
     destination: Id
     mode: Literal["push", "pull"]
-    url: Annotated[str, Meta(min_length=1, max_length=MAX_URL_CHARACTERS)] | UnsetType = UNSET
+    url: Url | UnsetType = UNSET
     scheme: Schemes | UnsetType = UNSET
+    max_pending: MaxPending | UnsetType = UNSET
+
+
+class DestinationChange(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """What is to be another one: the URL of a destination that is pushed to, or how much may be pending."""
+
+    url: Url | UnsetType = UNSET
     max_pending: MaxPending | UnsetType = UNSET
 
 
@@ -119,11 +128,12 @@ class TestResult(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Outbound:
-    """What destinations need beside the office. `database` is the part that delivers; no sender is the shipped one."""
+    """What destinations need beside the office. `database` is the part that delivers."""
 
     settings: Settings
     database: Database
-    sender: Sender | None
+    sender: Sender
+    """One for all tests, whose threads and connections are bounded once for the process."""
 
     def key(self) -> DeploymentKey:
         """The deployment's key. Raises Unavailable where it cannot be used; the log says why."""
@@ -132,15 +142,6 @@ class Outbound:
         except StartupError as error:
             _log.error("deployment_key_not_used", why=str(error))
             raise Unavailable("the deployment key cannot be used") from None
-
-    @asynccontextmanager
-    async def sending(self) -> AsyncGenerator[Sender]:
-        """A sender until the block ends."""
-        if self.sender is not None:
-            yield self.sender
-            return
-        async with http_sender(self.settings) as sender:
-            yield sender
 
 
 class DestinationCalls:
@@ -167,7 +168,15 @@ class DestinationCalls:
                 status=201,
                 reasons=conflict,
             ),
-            reception.order(f"{one}/disable", self.disable, roles=OPERATORS, reasons=conflict),
+            reception.change(
+                f"{one}/change",
+                self.change,
+                roles=OPERATORS,
+                body=DestinationChange,
+                answer=Destination,
+                reasons=conflict,
+            ),
+            reception.order(f"{one}/disable", self.disable, roles=OPERATORS),
             reception.order(f"{one}/enable", self.enable, roles=OPERATORS, reasons=conflict),
             reception.trial(f"{one}/test", self.test, roles=OPERATORS, answer=TestResult, reasons=conflict),
             reception.change(
@@ -216,13 +225,32 @@ class DestinationCalls:
                 project,
                 wanted.destination,
                 url=wanted.url,
-                schemes=_schemes(wanted.scheme) or [Scheme.V1],
+                schemes=schemes_of(_given(wanted.scheme)),
                 max_pending=max_pending,
                 secrets=secrets,
             )
 
         made = await self._office.act(asked, work)
         return MadeDestination(made.destination, made.mode, made.url, made.max_pending, _secrets(made.secrets))
+
+    async def change(self, asked: Asked[Nothing, DestinationChange]) -> Destination:
+        """Give a destination another URL, or other room for what is pending; its secrets and its mail stay."""
+        project, destination, wanted = asked.path["project"], asked.path["destination"], asked.body
+
+        async def work(connection: Connection, operator: Operator) -> rows.Destination:
+            operator.require_projects([project])
+            return await destinations.change(
+                connection,
+                operator.actor,
+                operator.tenant,
+                project,
+                destination,
+                url=_given(wanted.url),
+                max_pending=_given(wanted.max_pending),
+                allow_http=self._outbound.settings.allow_http,
+            )
+
+        return _destination(await self._office.act(asked, work))
 
     async def disable(self, asked: Asked[Nothing, Nothing]) -> None:
         """Send nothing more to a destination; its mail is held."""
@@ -233,7 +261,7 @@ class DestinationCalls:
             return await destinations.disable(connection, operator.actor, operator.tenant, project, destination)
 
         found = await self._office.act(asked, work)
-        await destinations.move_mail(self._office.database, asked.caller.tenant, found.stream)
+        await move_mail(self._office.database, asked.caller.tenant, found.stream)
 
     async def enable(self, asked: Asked[Nothing, Nothing]) -> None:
         """Send what is held for a destination, and what comes."""
@@ -244,7 +272,7 @@ class DestinationCalls:
             return await destinations.enable(connection, operator.actor, operator.tenant, project, destination)
 
         found = await self._office.act(asked, work)
-        await destinations.move_mail(self._office.database, asked.caller.tenant, found.stream)
+        await move_mail(self._office.database, asked.caller.tenant, found.stream)
 
     async def test(self, asked: Asked[Nothing, Nothing]) -> TestResult:
         """Send one signed request that is no delivery, and say how that went."""
@@ -256,8 +284,8 @@ class DestinationCalls:
             return await destinations.note_test(connection, operator.actor, operator.tenant, project, destination)
 
         found = await self._office.act(asked, work)
-        async with self._outbound.sending() as sender:
-            attempted = await probe(self._outbound.database, sender, key, asked.caller.tenant, found.stream)
+        outbound = self._outbound
+        attempted = await probe(outbound.database, outbound.sender, key, asked.caller.tenant, found.stream)
         return TestResult(attempted.delivered, attempted.code)
 
     async def rotate_secret(self, asked: Asked[Nothing, Rotation]) -> NewSecrets:
@@ -273,7 +301,7 @@ class DestinationCalls:
                 operator.tenant,
                 project,
                 destination,
-                schemes=_schemes(wanted.scheme),
+                schemes=schemes_of(_given(wanted.scheme)),
                 overlap_s=wanted.overlap_s,
                 key=key,
             )
@@ -281,11 +309,8 @@ class DestinationCalls:
         return NewSecrets(_secrets(await self._office.act(asked, work)))
 
 
-def _schemes(wanted: Schemes | UnsetType) -> list[Scheme]:
-    """The schemes that were named; none where none was."""
-    if wanted is UNSET:
-        return []
-    return [Scheme.V1, Scheme.V1A] if wanted == "both" else [Scheme(wanted)]
+def _given(value: T | UnsetType) -> T | None:
+    return None if value is UNSET else value
 
 
 def _secrets(shown: list[ShownSecret]) -> list[DestinationSecret]:

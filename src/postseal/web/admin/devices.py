@@ -7,6 +7,7 @@ from msgspec import Meta, Struct
 from postseal.admin import devices
 from postseal.admin.names import MAX_PROJECTS
 from postseal.admin.operator import Operator
+from postseal.outbound.holding import move_mail
 from postseal.outcomes import Reason
 from postseal.postgres.database import Connection
 from postseal.postgres.devices import ListedDevice
@@ -119,14 +120,15 @@ class DeviceCalls:
         return DeviceInvitation(made.device, made.projects, made.code, milliseconds(made.expires_at))
 
     async def retire(self, asked: Asked[Nothing, Nothing]) -> None:
-        """Take nothing new from a device, for ever; its id is never used again."""
-        device = asked.path["device"]
+        """Take nothing new from a device, for ever, and hold what is for it; its id is never used again."""
+        device, tenant = asked.path["device"], asked.caller.tenant
 
-        async def work(connection: Connection, operator: Operator) -> None:
+        async def work(connection: Connection, operator: Operator) -> list[int]:
             await operator.require_device(connection, device)
-            await devices.retire(connection, operator.actor, operator.tenant, device)
+            return await devices.retire(connection, operator.actor, operator.tenant, device)
 
-        await self._office.act(asked, work)
+        for stream in await self._office.act(asked, work):
+            await move_mail(self._office.database, tenant, stream)
 
 
 def _device(row: ListedDevice) -> Device:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from postseal.admin.operator import Operator
 from postseal.identity.verified import Role
 from postseal.postgres.database import Connection, Database
-from postseal.postgres.part import ListPart
+from postseal.postgres.page import ListPart
 from postseal.web.calls import Asked, Reception
 
 T = TypeVar("T")

@@ -10,11 +10,10 @@ from postseal.admin.streams import MAX_REASON_CHARACTERS
 from postseal.envelope.canonical import MAX_INTEGER
 from postseal.outcomes import Reason
 from postseal.postgres.database import Connection
-from postseal.postgres.reading import StreamRow
 from postseal.postgres.streams import Stream
 from postseal.web.admin.office import ADMIN, DEFAULT_PAGE_ITEMS, OPERATORS, Office
 from postseal.web.calls import Asked, Call
-from postseal.web.documents import Nothing, StreamList, StreamStanding, of_stream
+from postseal.web.documents import Nothing, StreamList, StreamStanding, of_stream, of_streams
 from postseal.web.query import IdOrEmpty, Limit
 
 STREAMS = f"{ADMIN}/projects/{{project}}/streams"
@@ -61,12 +60,11 @@ class StreamCalls:
         """Where each stream of a project stands, for an operator of it."""
         project, after, limit = asked.path["project"], asked.query.after, asked.query.limit
 
-        async def work(connection: Connection, operator: Operator) -> list[StreamRow]:
+        async def work(connection: Connection, operator: Operator) -> list[Stream]:
             operator.require_projects([project])
             return await streams.page(connection, operator.tenant, project, after=after, rows=limit)
 
-        rows = await self._office.act(asked, work)
-        return StreamList([of_stream(project, row) for row in rows], rows[-1].producer if len(rows) == limit else None)
+        return of_streams(await self._office.act(asked, work), limit)
 
     async def show(self, asked: Asked[Nothing, Nothing]) -> StreamStanding:
         """Where one stream stands, for an operator of its project."""
@@ -76,7 +74,7 @@ class StreamCalls:
             operator.require_projects([project])
             return await streams.show(connection, operator.tenant, project, producer)
 
-        return of_stream(project, await self._office.act(asked, work))
+        return of_stream(await self._office.act(asked, work))
 
     async def raise_floor(self, asked: Asked[Nothing, NewFloor]) -> StreamStanding:
         """Close for ever what is missing in a stream up to a sequence."""
@@ -95,4 +93,4 @@ class StreamCalls:
                 force=wanted.force,
             )
 
-        return of_stream(project, await self._office.act(asked, work))
+        return of_stream(await self._office.act(asked, work))
