@@ -30,7 +30,7 @@ demo: $(VENV)/.server ## start everything and send real signed envelopes (ARGS=-
 	@$(BIN)/postseal demo $(ARGS)
 
 test: $(VENV)/.dev ## run the tests, with a seeded part of the long campaigns
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not soak" $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) -m "not soak" $(ARGS)
 
 soak: $(VENV)/.dev ## run the rest of the long campaigns
 	$(BIN)/pytest -m soak --timeout 3600 $(ARGS)

@@ -16,16 +16,30 @@ import psycopg
 import pytest
 import structlog
 from psycopg import sql
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from postseal.postgres.access import Access
 from postseal.postgres.database import conninfo_for
 from postseal.postgres.embedded import start_or_join
 
 TEMPLATE = "template_postseal"
-
-
+CONFORMANCE = "tests/conformance/"
 ROOT_VARIABLE = "POSTSEAL_TEST_ROOT"
 """Names the run's folder; the workers inherit it. pytest's own folders are 0700, and PostgreSQL must reach its data."""
+
+
+class FoldersTogether(LoadScopeScheduling):
+    """Each test goes to whichever worker is free, but those of one service to one worker, in their order."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return CONFORMANCE if nodeid.startswith(CONFORMANCE) else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FoldersTogether:
+    """How tests are dealt to workers. tests/conformance starts one service, which takes long."""
+    return FoldersTogether(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:

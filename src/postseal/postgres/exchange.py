@@ -106,18 +106,27 @@ async def _results(pgconn: PGconn) -> list[PGresult]:
         await _until_ready(pgconn.socket, writable=True)
         pgconn.consume_input()
     results: list[PGresult] = []
+    ended = False
     while True:
         while pgconn.is_busy():
-            await _until_ready(pgconn.socket, writable=False)
-            pgconn.consume_input()
+            await _read_more(pgconn)
         result = pgconn.get_result()
         if result is None:  # the end of one call's results
             if pgconn.status != ConnStatus.OK:
                 raise psycopg.OperationalError("the connection was lost")
+            if ended:  # of none that has begun
+                await _read_more(pgconn)
+            ended = True
         elif result.status == ExecStatus.PIPELINE_SYNC:
             return results
         else:
+            ended = False
             results.append(result)
+
+
+async def _read_more(pgconn: PGconn) -> None:
+    await _until_ready(pgconn.socket, writable=False)
+    pgconn.consume_input()
 
 
 async def _until_ready(descriptor: int, *, writable: bool) -> None:
