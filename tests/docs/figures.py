@@ -83,11 +83,9 @@ def row(name: str, rate: int, ratio: object) -> str:
     return f"| {name} | {rate:,} | {ratio} |\n"
 
 
-def between_marks(page: str, name: str) -> str:
-    """What the page has between a table's marks."""
-    found = re.search(rf"<!-- {name}.json -->\n(.*?)<!-- end -->", page, re.DOTALL)
-    assert found is not None, f"no marks for {name}.json"
-    return found[1]
+def marked(name: str) -> re.Pattern[str]:
+    """What finds a table in the page, with its marks."""
+    return re.compile(rf"<!-- {name}\.json -->\n(.*?)<!-- end -->", re.DOTALL)
 
 
 def table(name: str) -> str:
@@ -99,7 +97,8 @@ def main() -> None:
     """Write all tables into the page."""
     page = PAGE.read_text()
     for name in TABLES:
-        page = page.replace(between_marks(page, name), table(name))
+        whole = f"<!-- {name}.json -->\n{table(name)}<!-- end -->"
+        page = marked(name).sub(lambda _, whole=whole: whole, page)
     PAGE.write_text(page)
 
 
