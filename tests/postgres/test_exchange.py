@@ -104,6 +104,13 @@ async def test_large_parameters_and_answers_pass(connection: Connection) -> None
     assert second.rows == [(value[: 1 << 20],)] * 20
 
 
+@pytest.mark.parametrize("copy", [Statement("COPY (SELECT 1) TO STDOUT"), Statement("COPY noted FROM STDIN")])
+async def test_an_answer_of_another_kind_is_refused(connection: Connection, copy: Statement) -> None:
+    """COPY's comes again and again until somebody copies: taken for results, it would stop the whole loop."""
+    with pytest.raises(psycopg.OperationalError, match="answered with COPY_"):
+        await exchange(connection, [copy()])
+
+
 async def test_notices_and_notifications_do_not_stand_in_the_way(shared_access: Access, connection: Connection) -> None:
     """Notices come to the connection's handlers; what others send on a channel changes no answer."""
     heard: list[str] = []

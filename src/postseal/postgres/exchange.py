@@ -21,6 +21,8 @@ from psycopg.pq.abc import PGconn, PGresult
 
 from postseal.postgres.transaction import Connection
 
+_DONE: Final = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
+_ANSWERS: Final = (*_DONE, ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED)
 _PLACE: Final = re.compile(r"%\((\w+)\)s")
 
 
@@ -119,9 +121,11 @@ async def _results(pgconn: PGconn) -> list[PGresult]:
             ended = True
         elif result.status == ExecStatus.PIPELINE_SYNC:
             return results
-        else:
+        elif result.status in _ANSWERS:
             ended = False
             results.append(result)
+        else:  # such as COPY's, which comes again and again until somebody copies
+            raise psycopg.OperationalError(f"the database answered with {ExecStatus(result.status).name}")
 
 
 async def _read_more(pgconn: PGconn) -> None:
@@ -150,10 +154,9 @@ async def _until_ready(descriptor: int, *, writable: bool) -> None:
 
 
 def _require_done(result: PGresult) -> None:
-    if result.status == ExecStatus.FATAL_ERROR:
+    """Nothing comes here that was not done but what failed first: what follows it is never looked at."""
+    if result.status not in _DONE:
         raise errors.error_from_result(result)
-    if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
-        raise psycopg.OperationalError(f"the database answered with {ExecStatus(result.status).name}")
 
 
 def _rows(connection: Connection, result: PGresult) -> list[tuple[Any, ...]]:
