@@ -22,7 +22,7 @@ from postseal.envelope.kinds import Kinds, read_kinds
 from postseal.envelope.schema import payload_schema
 from postseal.errors import Refused, StartupError
 from postseal.identity.codes import code_hash
-from postseal.inbound.inbox import split_lines
+from postseal.inbound.inbox import MAX_BATCH_LINES, split_lines
 from postseal.kinds_folder import compile_schema
 from postseal.limits import peer_key
 from postseal.outcomes import Reason
@@ -127,6 +127,9 @@ def opened_or_invalid(raw: bytes, kinds: Kinds) -> v1.Payload | v1.DeploymentPay
 def lines(raw: bytes) -> None:
     """The lines of a batch, put together again, are the body; none has an LF, and one LF may end the last."""
     found = split_lines(raw)
+    if raw.removesuffix(b"\n").count(b"\n") >= MAX_BATCH_LINES:  # too many: they are refused, however they are split
+        assert len(found) > MAX_BATCH_LINES
+        return
     assert b"\n".join(found) == raw.removesuffix(b"\n")
     assert len(found) == raw.count(b"\n") + (not raw.endswith(b"\n") and raw != b"")
     assert not any(b"\n" in line for line in found)
