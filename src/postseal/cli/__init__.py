@@ -1,17 +1,15 @@
 """The command line: `postseal <noun> <verb>` (protocol section 11), one module a noun.
 
-Exit codes: 0 done, 1 refused or failed with one line on stderr that says why, 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 refused or failed with one line on stderr that says why, 2 wrong usage, 130 interrupted, 143
+terminated.
 """
 
-import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 from typer import Exit, Option, Typer
-
-TERMINATED_EXIT_CODE = 128 + signal.SIGTERM
 
 VERBS = {
     "serve": "Run the service until it is stopped.",
@@ -40,7 +38,6 @@ NOUNS = {
 
 def main() -> None:
     """The program `postseal`."""
-    signal.signal(signal.SIGTERM, _terminate)
     program(sys.argv[1:])()
 
 
@@ -95,8 +92,3 @@ def _program_options(
     ] = False,
 ) -> None:
     """Take what stands before the noun."""
-
-
-def _terminate(*_: object) -> NoReturn:
-    # An exception, so that what is open is closed: an embedded database is stopped by the last who holds it.
-    sys.exit(TERMINATED_EXIT_CODE)

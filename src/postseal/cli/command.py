@@ -5,10 +5,10 @@ def list_tenants(session: Session) -> None:
     rows = session.transact(tenants.list_all)
 """
 
-import asyncio
 import os
 import pwd
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Signature, signature
 from pathlib import Path
@@ -20,7 +20,8 @@ from typer import Option, Typer
 from postseal import logs
 from postseal.admin.actor import Actor
 from postseal.cli.failures import one_line_errors
-from postseal.postgres.access import open_access
+from postseal.ending import run_until_asked, signals_held
+from postseal.postgres.access import Access, open_access
 from postseal.postgres.database import Connection, Database, Part
 from postseal.settings import Settings, load_settings
 
@@ -43,6 +44,12 @@ class Session:
         except KeyError:
             return Actor(f"os:{uid}")
 
+    @contextmanager
+    def access(self) -> Generator[Access]:
+        """The way to the database, released at the end, also where a signal ends the command."""
+        with signals_held(), open_access(self.settings, log=structlog.get_logger()) as access:
+            yield access
+
     def transact(self, act: Callable[[Connection], Awaitable[T]]) -> T:
         """The result of one administrator's act, committed for certain."""
         return self.run(Part.ADMIN, lambda database: database.transact(act))
@@ -54,9 +61,9 @@ class Session:
             async with Database(conninfo, prepare=self.settings.prepared_statements, size=1) as database:
                 return await flow(database)
 
-        with open_access(self.settings, log=structlog.get_logger()) as access:
+        with self.access() as access:
             access.check()
-            return asyncio.run(flow_on(access.of(part)))
+            return run_until_asked(flow_on(access.of(part)))
 
 
 def open_session(

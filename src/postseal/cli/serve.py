@@ -18,7 +18,6 @@ from postseal import logs
 from postseal.cli.command import Session, command
 from postseal.cli.output import print_json
 from postseal.errors import StartupError
-from postseal.postgres.access import open_access
 from postseal.postgres.home import home_of
 from postseal.postgres.postmaster import MAX_CONNECTIONS
 from postseal.service import connections_a_process
@@ -67,7 +66,7 @@ def serve(
             else:
                 echo(f"postseal listens on {url}")
 
-        access = held.enter_context(open_access(settings, log=log))
+        access = held.enter_context(session.access())
         access.check()
         if processes == 1:
             process.run(settings, access, listener, ready=announce)

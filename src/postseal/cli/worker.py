@@ -4,9 +4,6 @@ On SIGTERM or SIGINT nothing more is claimed. What is being sent gets `stop_grac
 is settled, what was not begun is released. A second signal ends the process at once: leases bring back what it had.
 """
 
-import asyncio
-import os
-import signal
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -19,14 +16,14 @@ from postseal import logs
 from postseal.cli.command import Session, command
 from postseal.cli.failures import fail
 from postseal.cli.output import print_json, print_record
+from postseal.ending import ending_asked_by_signals, run_until_asked
 from postseal.open_files import allow_open_files
 from postseal.outbound.cycle import CycleReport
 from postseal.outbound.means import Counts
-from postseal.postgres.access import Access, open_access
+from postseal.postgres.access import Access
 from postseal.settings import Settings
 from postseal.worker_service import composed_worker, running_worker, worker_files
 
-ENDED_AT_ONCE = 128 + signal.SIGTERM
 END_S = 15.0
 """How long the end may take beyond `stop_grace_s`, whatever hangs."""
 
@@ -44,11 +41,11 @@ def worker(
     logs.configure(settings.log_level)
     log = structlog.get_logger()
     allow_open_files(worker_files(settings))
-    with open_access(settings, log=log) as access:
+    with session.access() as access:
         access.check()
         if once:
             try:
-                report = uvloop.run(_once(settings, access))
+                report = run_until_asked(_once(settings, access), uvloop.run)
             except TimeoutError:
                 fail(f"the turn was cut off after {settings.cycle_timeout_s:g} s; what it had is handed back")
             (print_json if session.as_json else print_record)(_document(report))
@@ -71,28 +68,13 @@ async def _once(settings: Settings, access: Access) -> CycleReport | None:
 
 async def _run(settings: Settings, access: Access, ready: Callable[[], None]) -> None:
     log = structlog.get_logger()
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def end() -> None:
-        if stop.is_set():
-            os._exit(ENDED_AT_ONCE)
-        loop.call_later(settings.stop_grace_s + END_S, _cut)
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end)
-    async with running_worker(settings, access) as delivery:
-        ready()
-        await stop.wait()
-        log.info("worker_stops", out=delivery.worker.out)
+    with ending_asked_by_signals(settings.stop_grace_s + END_S) as ending:
+        async with running_worker(settings, access) as delivery:
+            ready()
+            await ending.asked.wait()
+            log.info("worker_stops", out=delivery.worker.out)
     worker = delivery.worker
     log.info("worker_stopped", turns=worker.turns, **asdict(worker.totals))
-
-
-def _cut() -> None:
-    structlog.get_logger().error("the end took too long and was cut")
-    os._exit(ENDED_AT_ONCE)
 
 
 def _document(report: CycleReport | None) -> dict[str, Any]:

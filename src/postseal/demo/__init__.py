@@ -21,6 +21,7 @@ from postseal import logs
 from postseal.demo import by_hand, cast, downward, upward
 from postseal.demo.cast import PROJECT, TENANT
 from postseal.demo.worker import delivering, with_receivers_here
+from postseal.ending import run_until_asked, signals_held
 from postseal.errors import StartupError
 from postseal.postgres.access import Access, open_access
 from postseal.service import running_service
@@ -48,9 +49,10 @@ def run(settings: Settings, *, once: bool, as_json: bool = False) -> None:
     `as_json` prints one document of what was sent, answered and delivered in place of the story.
     """
     logs.configure("warning")
-    with open_access(settings, log=structlog.get_logger()) as access:
+    with signals_held(), open_access(settings, log=structlog.get_logger()) as access:
         access.check()
-        uvloop.run(_demo(with_receivers_here(settings), access, once=once, as_json=as_json))
+        flow = _demo(with_receivers_here(settings), access, once=once, as_json=as_json)
+        run_until_asked(flow, uvloop.run)
 
 
 async def _demo(settings: Settings, access: Access, *, once: bool, as_json: bool) -> None:

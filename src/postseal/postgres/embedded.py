@@ -26,6 +26,7 @@ from psycopg import pq, sql
 from psycopg.conninfo import make_conninfo
 from structlog.typing import FilteringBoundLogger
 
+from postseal.ending import end_if_asked
 from postseal.errors import StartupError
 from postseal.postgres.account import account_for
 from postseal.postgres.binaries import find_binaries, within_reach
@@ -109,7 +110,7 @@ def start_or_join(home: Path, *, log: FilteringBoundLogger) -> EmbeddedServer:
     """
     try:
         opened = open_home(home)
-        with changing(opened, wait_seconds=CHANGE_WAIT_SECONDS), ExitStack() as undo:
+        with changing(opened, wait_seconds=CHANGE_WAIT_SECONDS, meanwhile=end_if_asked), ExitStack() as undo:
             hold = opened.lock("holders")
             undo.callback(os.close, hold)
             fcntl.flock(hold, fcntl.LOCK_SH)  # never waits: it is taken exclusively under the change lock only
@@ -146,6 +147,7 @@ def _bring_up(home: Home, log: FilteringBoundLogger) -> None:
                     make_room_if_full(home, log)
                     postmaster = start_server(home, server_lock, log)
                     undo.callback(stop_postmaster, home, postmaster.pid)
+            end_if_asked()
             signs.progressed()
             if signs.panicked and postmaster is None and time.monotonic() - began > STUCK_SECONDS:
                 log.warning("embedded_database_is_stuck", home=str(home.root))

@@ -8,7 +8,6 @@ parent stops, or is gone.
 import asyncio
 import gc
 import os
-import signal
 import socket
 import sys
 from collections.abc import AsyncGenerator, Callable
@@ -20,6 +19,7 @@ import structlog
 import uvloop
 
 from postseal import logs, metrics
+from postseal.ending import Ending, ending_asked_by_signals, signals_held
 from postseal.errors import StartupError
 from postseal.open_files import allow_open_files
 from postseal.postgres.access import Access, open_access
@@ -29,7 +29,6 @@ from postseal.web import server
 from postseal.web.dealing import Channel
 from postseal.worker_service import running_worker
 
-ENDED_AT_ONCE = 128 + signal.SIGTERM
 END_S = 30.0
 """How long an end may take, whatever hangs: longer than what is in flight (server.GRACE_S) and an exchange with a
 database that does not answer take together. Nothing that was acknowledged needs what is cut."""
@@ -67,30 +66,23 @@ async def _serve(
     ready: Callable[[], None],
     parent: BinaryIO | None,
 ) -> None:
-    stop = asyncio.Event()
+    with ending_asked_by_signals(end_s(settings), insist=parent is None) as ending:
+        if parent is not None:
+            _end_with(parent.fileno(), ending)
+        async with _running(settings, access) as service:
+            gc.freeze()  # what lives from here to the end need not be looked at again
+            gc.set_threshold(YOUNG_OBJECTS)
+            await server.serve(service, source, stop=ending.asked, ready=ready)
+
+
+def _end_with(pipe: int, ending: Ending) -> None:
     loop = asyncio.get_running_loop()
 
-    def end() -> None:
-        if not stop.is_set():
-            loop.call_later(end_s(settings), _cut)
-        elif parent is None:
-            os._exit(ENDED_AT_ONCE)
-        stop.set()
+    def parent_ended() -> None:
+        loop.remove_reader(pipe)  # it would be called again and again
+        ending.ask()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end)
-    if parent is not None:
-        pipe = parent.fileno()
-
-        def parent_ended() -> None:
-            loop.remove_reader(pipe)  # it would be called again and again
-            end()
-
-        loop.add_reader(pipe, parent_ended)
-    async with _running(settings, access) as service:
-        gc.freeze()  # what lives from here to the end need not be looked at again
-        gc.set_threshold(YOUNG_OBJECTS)
-        await server.serve(service, source, stop=stop, ready=ready)
+    loop.add_reader(pipe, parent_ended)
 
 
 @asynccontextmanager
@@ -108,11 +100,6 @@ async def _running(settings: Settings, access: Access) -> AsyncGenerator[Service
         yield service
 
 
-def _cut() -> None:
-    structlog.get_logger().error("the end took too long and was cut")
-    os._exit(ENDED_AT_ONCE)
-
-
 def main() -> None:
     """A child: settings come first on standard input, which its parent then keeps open.
 
@@ -128,7 +115,7 @@ def main() -> None:
     logs.configure(settings.log_level)
     log = structlog.get_logger()
     try:
-        with socket.socket(fileno=channel) as end, open_access(settings, log=log) as access:
+        with signals_held(), socket.socket(fileno=channel) as end, open_access(settings, log=log) as access:
             end.set_inheritable(False)
             run(settings, access, Channel(end), ready=_announce_to_parent, parent=sys.stdin.buffer)
     except StartupError as error:

@@ -15,7 +15,6 @@ The children write their metrics into one folder, each under its own number, so 
 import asyncio
 import os
 import shutil
-import signal
 import socket
 import sys
 import tempfile
@@ -28,11 +27,11 @@ from pathlib import Path
 import msgspec
 from structlog.typing import FilteringBoundLogger
 
+from postseal.ending import ENDED_AT_ONCE, answering
 from postseal.errors import StartupError
 from postseal.metrics import FOLDER_VARIABLE, mark_dead
 from postseal.settings import Settings
 from postseal.web.dealing import Dealer
-from postseal.web.process import ENDED_AT_ONCE
 
 RESTART_DELAY_S = 1.0
 """A child that cannot live is not started more often than this."""
@@ -100,20 +99,23 @@ class Family:
             sys.exit(ENDED_AT_ONCE)
 
     async def _run(self, ready: Callable[[], None]) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
-        try:
-            children = await asyncio.gather(*map(self._start, range(self._count)))
-            if all([await child.answers() for child in children]):
-                for child in children:
-                    self._dealer.deal_to(child.channel)
-                ready()
-            elif not self._stopping.is_set():
-                raise StartupError("a process of the service could not start: see the lines before")
-            await asyncio.gather(*map(self._keep, children))
-        finally:
-            self._stop()
-            await asyncio.gather(*(child.process.wait() for child in self._living))
+        with answering(self._on_signal):
+            try:
+                await self._raise_children(ready)
+            finally:
+                self._stop()
+                await asyncio.gather(*(child.process.wait() for child in self._living))
+
+    async def _raise_children(self, ready: Callable[[], None]) -> None:
+        """Start all, and keep them until they have ended."""
+        children = await asyncio.gather(*map(self._start, range(self._count)))
+        if all([await child.answers() for child in children]):
+            for child in children:
+                self._dealer.deal_to(child.channel)
+            ready()
+        elif not self._stopping.is_set():
+            raise StartupError("a process of the service could not start: see the lines before")
+        await asyncio.gather(*map(self._keep, children))
 
     async def _start(self, number: int) -> _Child:
         channel, end = socket.socketpair()
@@ -154,7 +156,7 @@ class Family:
             if await child.answers():
                 self._dealer.deal_to(child.channel)
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, _number: int) -> None:
         if self._stopping.is_set():
             self._killed = True
             for child in self._living:
