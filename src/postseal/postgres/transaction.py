@@ -145,10 +145,14 @@ async def within_deadline(connection: Connection, exchange: Coroutine[Any, Any, 
 
 
 async def _cut(connection: Connection, task: asyncio.Task[Any]) -> None:
+    task.add_done_callback(_drop)
     if not task.done():  # else the connection is good, and goes back to its pool
         discard(connection)
         await asyncio.wait({task}, timeout=CUT_S)
-    if task.done() and not task.cancelled():
+
+
+def _drop(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
         task.exception()  # the OperationalError of the cut itself, which says nothing new
 
 
