@@ -166,6 +166,10 @@ CHUNKED = HEAD + b"transfer-encoding: chunked\r\n"
         CHUNKED + b"\r\n2\r\n{}x\r\n0\r\n\r\n",
         CHUNKED + b"\r\n2\r\n{}\r\n0\r\nauthorization: Bearer x\r\n\r\n",
         CHUNKED + b"\r\n2\r\n{}\r\n0\r\nx: " + b"a" * (20 * MAX_HEAD_BYTES),
+        CHUNKED.replace(b"HTTP/1.1", b"HTTP/1.0") + b"\r\n2\r\n{}\r\n0\r\n\r\n",
+        HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"host: y\r\ncontent-length: 2\r\n\r\n{}",
+        HEAD.replace(b"host: x\r\n", b"") + b"content-length: 2\r\n\r\n{}",
+        HEAD + b"host: x\r\ncontent-length: 2\r\n\r\n{}",
         b"GET /healthz HTTP/9.9\r\n\r\n",
         b"GET /health\xffz HTTP/1.1\r\n\r\n",
         b"GET /health\0z HTTP/1.1\r\n\r\n",
@@ -176,7 +180,7 @@ CHUNKED = HEAD + b"transfer-encoding: chunked\r\n"
     ],
 )
 def test_what_is_no_plain_request_is_refused(site: Site, raw: bytes) -> None:
-    """Both lengths, a bare LF, a folded line, trailers, an upgrade and their like: 400, and the end."""
+    """Both lengths, no Host or two, a bare LF, a folded line, trailers, an upgrade and their like: 400, and the end."""
     with site.client() as client:
         client.send(raw)
         answer = client.answer()

@@ -5,6 +5,8 @@ What the parser refuses (both lengths at once, a bare LF, a folded line) stays r
 * a request's head has at most MAX_HEAD_BYTES and MAX_HEADERS: 431. With what a body carries beside its data and the
   plain frames of its chunks, as extensions are, it has no more either; the data is counted by whoever reads it
   (`body.py`). Only a read that ends a request counts nothing against the next one
+* exactly one Host where HTTP/1.1 wants one, and no Transfer-Encoding where HTTP/1.0 has none (RFC 9112): a proxy on the
+  way could read such a request in another way
 * trailers and upgrades are refused: trailers would be taken for header fields, and what follows the head of an upgrade
   for the next request
 * a request has one absolute deadline, from its first byte: a late head is cut off, a late body is told to whoever
@@ -186,7 +188,7 @@ class BoundedHttp(HttpToolsProtocol):
         """A whole head: the request is handed on, its body to come."""
         if self._upgrades():
             return
-        if len(self.pipeline) >= MAX_PIPELINED:
+        if len(self.pipeline) >= MAX_PIPELINED or not self._is_unambiguous():
             raise _Fault
         super().on_headers_complete()
         self._phase = _Phase.BODY
@@ -214,6 +216,12 @@ class BoundedHttp(HttpToolsProtocol):
         self._disarm_deadline()
         self.cycle.keep_alive = self._stays_after and self._may_stay
         super().on_message_complete()
+
+    def _is_unambiguous(self) -> bool:
+        names = [name for name, _ in self.headers]
+        if self.parser is not None and self.parser.get_http_version() == "1.0":
+            return names.count(b"host") <= 1 and b"transfer-encoding" not in names
+        return names.count(b"host") == 1
 
     def _upgrades(self) -> bool:
         return self.parser is not None and self.parser.should_upgrade()
