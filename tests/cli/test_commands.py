@@ -15,6 +15,7 @@ from ran import Cli
 from fleet import Device, as_owner, enrol
 from postseal.envelope import ed25519
 from postseal.postgres.access import Access
+from postseal.postgres.home import open_home
 from postseal.postgres.migrate import migrations
 from postseal.service import running_service
 from postseal.settings import Settings
@@ -338,6 +339,15 @@ def test_the_inbox_goes_on_over_pages(on_database: Cli, access: Access, monkeypa
         (line["producer"], line["sequence"]) for line in on_database("inbox", "tail", "acme", "apollo", "--json").lines
     ]
     assert shown == [(name, sequence) for name in ("d1", "d2") for sequence in range(1, 6)]
+
+
+def test_a_data_folder_made_by_migrate_is_good_for_an_embedded_database(on_database: Cli, tmp_path: Path) -> None:
+    """It is open as one that `serve` makes, whose server runs as another account than root; what lies in it is not."""
+    data, served = tmp_path / "data", tmp_path / "served"
+    on_database("migrate", "--data-dir", str(data))
+    open_home(served)
+    assert stat.S_IMODE(data.stat().st_mode) == stat.S_IMODE(served.stat().st_mode)
+    assert stat.S_IMODE((data / "deployment.key").stat().st_mode) == 0o600
 
 
 def test_migrate(on_database: Cli, access: Access) -> None:

@@ -2,12 +2,12 @@
 
 from typing import Annotated
 
-import structlog
 from typer import Option, Typer, echo
 
 from postseal.cli.command import Session, command
 from postseal.cli.output import print_json
-from postseal.postgres.access import Access, connect_at_startup, open_access
+from postseal.postgres.access import Access, connect_at_startup
+from postseal.postgres.home import home_of, make_data_folder
 from postseal.postgres.migrate import Migration, pending
 from postseal.senders.secrets import load_deployment_key
 from postseal.settings import Settings
@@ -26,7 +26,7 @@ def migrate(
     ] = False,
 ) -> None:
     """Bring the database up to date, as its owner; an embedded one is whenever it is opened."""
-    with open_access(session.settings, log=structlog.get_logger()) as access:
+    with session.access() as access:
         migrations = _pending(access) if plan else _apply(session.settings, access, new_passwords=new_passwords)
     if session.as_json:
         print_json({"pending" if plan else "applied": [migration.name for migration in migrations]})
@@ -44,6 +44,7 @@ def _pending(access: Access) -> list[Migration]:
 
 def _apply(settings: Settings, access: Access, *, new_passwords: bool) -> list[Migration]:
     """What was applied. The files that only this deployment has are made with it, where they are missing."""
+    make_data_folder(home_of(settings))
     for file in (access.passfile, deployment_key_file(settings)):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     applied = access.migrate(new_passwords=new_passwords)

@@ -23,7 +23,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +112,16 @@ def default_home() -> Path:
     return (stated if stated.is_absolute() else Path.home() / ".local" / "share") / "postseal"
 
 
+def make_data_folder(folder: Path) -> None:
+    """Make the deployment's data folder where it is missing; one that is there keeps its mode. Raises OSError."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return
+    # The server's account passes through root's folder; a user's folder is the user's alone.
+    folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
+
+
 def open_home(folder: Path) -> Home:
     """Make the home where it is missing and check that this process may use it. StartupError or OSError."""
     home = Home(folder.expanduser().resolve())
@@ -121,13 +131,7 @@ def open_home(folder: Path) -> Home:
         raise StartupError(f"{home.root} is too long for a socket path: choose a --data-dir of {limit} bytes at most")
     if b"," in socket:
         raise StartupError(f"{home.root} has a comma, which separates hosts for PostgreSQL: choose another --data-dir")
-    try:
-        home.root.mkdir(parents=True)
-    except FileExistsError:
-        pass
-    else:
-        # The server's account passes through root's folder; a user's folder is the user's alone.
-        home.root.chmod(0o711 if os.geteuid() == 0 else 0o700)
+    make_data_folder(home.root)
     found = home.root.stat()
     if found.st_uid != os.geteuid():
         raise StartupError(f"{home.root} belongs to user id {found.st_uid}: run as it or choose another --data-dir")
@@ -154,7 +158,8 @@ def require_passage(home: Home, account: Account) -> None:
     way = [*reversed(home.root.parents), home.root]
     closed = next((folder for folder in way if not account.can_enter(folder)), home.root)
     raise StartupError(
-        f"PostgreSQL runs as user id {account.uid}, which may not enter {closed}: choose another --data-dir"
+        f"PostgreSQL runs as user id {account.uid}, which may not enter {closed}: let it pass through "
+        "(chmod o+x), or choose another --data-dir"
     )
 
 
@@ -168,14 +173,18 @@ def try_lock(descriptor: int, operation: int) -> bool:
 
 
 @contextmanager
-def changing(home: Home, *, wait_seconds: float) -> Generator[None]:
-    """Be the only one that starts, joins or stops this home's server. StartupError after `wait_seconds`."""
+def changing(home: Home, *, wait_seconds: float, meanwhile: Callable[[], None] = lambda: None) -> Generator[None]:
+    """Be the only one that starts, joins or stops this home's server. StartupError after `wait_seconds`.
+
+    `meanwhile` is called again and again while another one does; what it raises ends the wait.
+    """
     descriptor = home.lock("change")
     try:
         give_up = time.monotonic() + wait_seconds
         while not try_lock(descriptor, fcntl.LOCK_EX):
             if time.monotonic() > give_up:
                 raise StartupError(f"another process has been starting or stopping {home.root} for too long")
+            meanwhile()
             time.sleep(LOCK_POLL_SECONDS)
         yield
     finally:
