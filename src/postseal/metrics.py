@@ -64,7 +64,7 @@ class Pool(StrEnum):
 
 
 class Became(StrEnum):
-    """What came of a delivery that a worker claimed, as `cycle.Counts` has it."""
+    """What came of a delivery that a worker claimed, as `means.Counts` has it."""
 
     DELIVERED = "delivered"
     RETRIED = "retried"

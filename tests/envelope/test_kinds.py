@@ -215,6 +215,16 @@ def test_every_other_spelling_is_payload_invalid(old: bytes, new: bytes):
     assert not is_taken(raw, KINDS)
 
 
+def test_another_kind_inside_the_data_hides_nothing():
+    """A member called kind within the data, before the data's own or behind it, is a member like any other."""
+    inner = {"type": "object", "additionalProperties": False, "properties": {"kind": TEXT}}
+    schema = schema_with(inner, properties={"about": inner, "kind": {"const": "acme.nested"}, "x": inner})
+    kinds = read(schema, "acme.nested.json")
+    data = {"about": {"kind": "proposal"}, "kind": "acme.nested", "x": {"kind": "acme.x"}}
+    assert is_taken(canonical(sample() | {"data": data}), kinds)
+    assert not is_taken(canonical(sample() | {"data": data | {"x": {"kind": 1}}}), kinds)
+
+
 def test_half_a_surrogate_pair_is_no_json():
     """As in every payload: step 2's reading refuses it."""
     with pytest.raises(Refused, match=Reason.ENVELOPE_MALFORMED):

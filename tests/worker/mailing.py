@@ -197,6 +197,16 @@ class Clock:
         return asyncio.get_running_loop().time() + self.ahead_s
 
 
+class StillClock:
+    """Time that a test moves."""
+
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now_s
+
+
 def make_worker(
     database: Database,
     sender: Sender,

@@ -2,11 +2,11 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Coroutine, Generator
+from collections.abc import Coroutine, Generator
 from typing import Any
 
 import pytest
-from mailing import FakeSender, at_once, delivering, fill, make_all_due, make_box, make_worker, stages
+from mailing import FakeSender, at_once, fill, make_all_due, make_box, make_worker, stages
 
 from fleet import as_owner
 from postseal.outbound import scheduler
@@ -18,13 +18,6 @@ from postseal.senders import Mail
 pytestmark = pytest.mark.anyio
 
 MANY = 1_000
-
-
-@pytest.fixture
-async def database(access: Access) -> AsyncIterator[Database]:
-    """The part that delivers."""
-    async with delivering(access) as database:
-        yield database
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,6 @@ from mailing import (
     answering,
     at_once,
     cut_off,
-    delivering,
     fill,
     make_all_due,
     make_box,
@@ -39,13 +38,6 @@ from until import until_async
 pytestmark = pytest.mark.anyio
 
 T = TypeVar("T")
-
-
-@pytest.fixture
-async def database(access: Access) -> AsyncIterator[Database]:
-    """The part that delivers."""
-    async with delivering(access) as database:
-        yield database
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,7 @@
 """Mail follows its destination, whoever switched it, and also where they were cut off."""
 
-from collections.abc import AsyncIterator
-
 import pytest
-from mailing import Box, at_once, delivering, fill, make_box, make_worker, stages
+from mailing import Box, at_once, fill, make_box, make_worker, stages
 
 from fleet import as_owner
 from postseal.outbound import worker
@@ -13,13 +11,6 @@ from postseal.postgres.database import Database
 from until import until_async
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def database(access: Access) -> AsyncIterator[Database]:
-    """The part that delivers."""
-    async with delivering(access) as database:
-        yield database
 
 
 def switch(access: Access, box: Box, *, disabled: bool) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import random
 import resource
 import signal
+from asyncio.subprocess import Process
 from collections import Counter
 from pathlib import Path
 
@@ -43,6 +44,14 @@ def settlements(access: Access) -> list[tuple[str, int]]:
         return owner.execute("SELECT state, attempt FROM settlements ORDER BY sequence").fetchall()
 
 
+async def freeze(worker: Process, receiver: Receiver) -> None:
+    """Let a worker begin three requests, and let them be answered once it is frozen."""
+    await until_async(lambda: len(receiver.asked) == 3)
+    worker.send_signal(signal.SIGSTOP)
+    receiver.gate.set()
+    await until_async(lambda: len(receiver.answered) == 3)
+
+
 async def test_a_worker_that_freezes_past_its_lease(setting: Setting):
     """Another one delivers meanwhile; when the frozen one wakes up, what it has to say changes nothing."""
     async with receiving() as receiver:
@@ -50,10 +59,7 @@ async def test_a_worker_that_freezes_past_its_lease(setting: Setting):
         fill(setting.access, box, 3)
         receiver.gate.clear()
         async with setting.worker() as frozen:
-            await until_async(lambda: len(receiver.asked) == 3)
-            frozen.send_signal(signal.SIGSTOP)
-            receiver.gate.set()
-            await until_async(lambda: len(receiver.answered) == 3)
+            await freeze(frozen, receiver)
             make_all_due(setting.access)
             async with setting.worker() as other:
                 await until_async(lambda: stages(setting.access, box) == {"delivered": 3})
@@ -72,10 +78,7 @@ async def test_a_worker_that_freezes_and_finds_its_leases_untouched(setting: Set
         fill(setting.access, box, 3)
         receiver.gate.clear()
         async with setting.worker() as frozen:
-            await until_async(lambda: len(receiver.asked) == 3)
-            frozen.send_signal(signal.SIGSTOP)
-            receiver.gate.set()
-            await until_async(lambda: len(receiver.answered) == 3)
+            await freeze(frozen, receiver)
             with as_owner(setting.access) as owner:
                 owner.execute("UPDATE queue SET due_at = clock_timestamp() + interval '2 s'")
             frozen.send_signal(signal.SIGCONT)

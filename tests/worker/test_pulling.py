@@ -1,12 +1,12 @@
 """A device pulls: it claims and settles its own mail, and nobody else's."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from mailing import Box, delivering, fill, make_all_due, make_box, stages
+from mailing import Box, fill, make_all_due, make_box, stages
 
 from fleet import as_owner
 from postseal.door import RateLimited
@@ -20,13 +20,6 @@ from postseal.postgres.deliveries import Claimed, Lease, Wanted, claim
 from until import PATIENCE_S, until_async
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def database(access: Access) -> AsyncIterator[Database]:
-    """The part that delivers."""
-    async with delivering(access) as database:
-        yield database
 
 
 def pulling_on(database: Database, *, rate: Rate | None = None, most_waiting: int = 10, lease_s: float = 60) -> Pulling:

@@ -1,10 +1,9 @@
 """Whose turn it is: fair among tenants, and among the destinations of one."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from mailing import Box, delivering, fill, make_box
+from mailing import Box, StillClock, fill, make_box
 
 from fleet import as_owner
 from postseal.outbound import scheduler
@@ -14,29 +13,6 @@ from postseal.postgres.database import Connection, Database
 from postseal.postgres.turns import Due, due_turns
 
 pytestmark = pytest.mark.anyio
-
-
-class Clock:
-    """Time that a test moves."""
-
-    now_s = 1000.0
-
-    def __call__(self) -> float:
-        """The time."""
-        return self.now_s
-
-
-@pytest.fixture
-def clock() -> Clock:
-    """One that stands still."""
-    return Clock()
-
-
-@pytest.fixture
-async def database(access: Access) -> AsyncIterator[Database]:
-    """The part that delivers."""
-    async with delivering(access) as database:
-        yield database
 
 
 def always(_due: Due) -> bool:
@@ -63,7 +39,7 @@ async def turns(of: TenantScheduler, count: int) -> list[Turn]:
     return taken
 
 
-async def test_each_tenant_has_one_turn_then_the_next(access: Access, database: Database, clock: Clock):
+async def test_each_tenant_has_one_turn_then_the_next(access: Access, database: Database, clock: StillClock):
     """However many destinations one of them has."""
     with_mail(access, "acme", "a", "b", "c", "d")
     with_mail(access, "globex", "a")
@@ -76,7 +52,7 @@ async def test_each_tenant_has_one_turn_then_the_next(access: Access, database: 
 
 
 async def test_destinations_of_a_tenant_take_turns(
-    access: Access, database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    access: Access, database: Database, clock: StillClock, monkeypatch: pytest.MonkeyPatch
 ):
     """Where a turn is for fewer than are due, the others come first next time."""
     monkeypatch.setattr(scheduler, "STREAMS_A_TURN", 2)
@@ -86,7 +62,7 @@ async def test_destinations_of_a_tenant_take_turns(
     assert served == streams * 2
 
 
-async def test_who_has_no_room_is_passed_over(access: Access, database: Database, clock: Clock):
+async def test_who_has_no_room_is_passed_over(access: Access, database: Database, clock: StillClock):
     """A tenant without room does not keep the next one waiting, and keeps its place."""
     acme, globex = with_mail(access, "acme", "a", "b"), with_mail(access, "globex", "a")
     of = RoundRobin(database, clock)
@@ -104,7 +80,7 @@ async def test_who_has_no_room_is_passed_over(access: Access, database: Database
 
 
 async def test_new_mail_is_seen_when_nothing_else_is_due_and_within_a_second(
-    access: Access, database: Database, clock: Clock
+    access: Access, database: Database, clock: StillClock
 ):
     """Between two looks nobody asks the database: idle looks have a gap, and busy ones LOOK_EVERY_S."""
     of = RoundRobin(database, clock)
@@ -120,7 +96,7 @@ async def test_new_mail_is_seen_when_nothing_else_is_due_and_within_a_second(
     assert {turn.tenant for turn in await turns(of, 2)} == {"globex", "acme"}
 
 
-async def test_what_is_used_up_is_gone_until_it_is_seen_again(access: Access, database: Database, clock: Clock):
+async def test_what_is_used_up_is_gone_until_it_is_seen_again(access: Access, database: Database, clock: StillClock):
     """A turn that found nothing does not come back by itself."""
     with_mail(access, "acme", "a")
     of = RoundRobin(database, clock)
@@ -133,7 +109,7 @@ async def test_what_is_used_up_is_gone_until_it_is_seen_again(access: Access, da
 
 
 async def test_a_tenant_with_very_many_destinations_hides_nobody(
-    access: Access, database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    access: Access, database: Database, clock: StillClock, monkeypatch: pytest.MonkeyPatch
 ):
     """In one look all tenants are seen; in some more all of its destinations, though no look reads them all."""
     monkeypatch.setattr(scheduler, "PAGE_STREAMS", 3)
@@ -152,7 +128,7 @@ async def test_a_tenant_with_very_many_destinations_hides_nobody(
 
 
 async def test_what_is_known_to_be_due_is_bounded(
-    access: Access, database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    access: Access, database: Database, clock: StillClock, monkeypatch: pytest.MonkeyPatch
 ):
     """A worker that cannot keep up does not remember more and more."""
     monkeypatch.setattr(scheduler, "MAX_SEEN_STREAMS", 5)
@@ -175,7 +151,7 @@ async def test_what_is_known_to_be_due_is_bounded(
     assert len(served) == 20
 
 
-async def test_fixed_tenants_alone_have_turns(access: Access, database: Database, clock: Clock):
+async def test_fixed_tenants_alone_have_turns(access: Access, database: Database, clock: StillClock):
     """A worker of some tenants serves them in turn, and nobody else."""
     for tenant in ("acme", "globex", "initech"):
         with_mail(access, tenant, "a", "b")
@@ -185,7 +161,7 @@ async def test_fixed_tenants_alone_have_turns(access: Access, database: Database
 
 
 async def test_a_fixed_tenant_with_very_many_destinations_shows_them_all(
-    access: Access, database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    access: Access, database: Database, clock: StillClock, monkeypatch: pytest.MonkeyPatch
 ):
     """Page after page, look after look."""
     monkeypatch.setattr(scheduler, "PAGE_STREAMS", 3)
@@ -214,7 +190,7 @@ def walked(monkeypatch: pytest.MonkeyPatch) -> list[list[Due]]:
 
 
 async def test_streams_in_backoff_cost_no_look_more_than_its_pages(
-    access: Access, database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch, walked: list[list[Due]]
+    access: Access, database: Database, clock: StillClock, monkeypatch: pytest.MonkeyPatch, walked: list[list[Due]]
 ):
     """However many wait for a retry; who has something due behind them is served some looks later."""
     monkeypatch.setattr(scheduler, "PAGE_STREAMS", 3)
@@ -236,7 +212,7 @@ async def test_streams_in_backoff_cost_no_look_more_than_its_pages(
 
 
 async def test_fixed_tenants_walk_over_nobody_elses_streams(
-    access: Access, database: Database, clock: Clock, walked: list[list[Due]]
+    access: Access, database: Database, clock: StillClock, walked: list[list[Due]]
 ):
     """Also where their own have nothing."""
     for tenant in ("acme", "globex", "initech"):
@@ -247,7 +223,7 @@ async def test_fixed_tenants_walk_over_nobody_elses_streams(
 
 
 async def test_a_snapshot_that_stays_open_keeps_nobody_from_turns(
-    access: Access, database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch, walked: list[list[Due]]
+    access: Access, database: Database, clock: StillClock, monkeypatch: pytest.MonkeyPatch, walked: list[list[Due]]
 ):
     """The queue then takes too long to read: for a while turns go to whoever has mail pending."""
     monkeypatch.setattr("postseal.postgres.turns.LOOK_TIMEOUT", "1ms")

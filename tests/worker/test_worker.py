@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 from mailing import (
@@ -33,13 +33,6 @@ from postseal.senders import Mail
 from until import until_async
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def database(access: Access) -> AsyncIterator[Database]:
-    """The part that delivers."""
-    async with delivering(access) as database:
-        yield database
 
 
 class Watched(RoundRobin):

@@ -1,23 +1,21 @@
 """What every act asks of the names that it was given: that they are ids, and that they name something."""
 
-import re
 from collections.abc import Sequence
 
+from postseal.envelope.names import ID
 from postseal.errors import AdminError
 from postseal.outcomes import Reason
 from postseal.postgres import directory
 from postseal.postgres.transaction import Connection
 
-ID_PATTERN = "[a-z0-9][a-z0-9._-]{0,62}"
 MAX_PROJECTS = 1_000
 """Projects that one invitation or credential can name."""
-_ID = re.compile(ID_PATTERN, re.ASCII)
 
 
 def require_id(noun: str, text: str) -> None:
     """Raise AdminError unless `text` is an id of protocol section 1."""
-    if not _ID.fullmatch(text):
-        raise AdminError(Reason.REQUEST_INVALID, f"{text!r} cannot be {noun}: ids match {ID_PATTERN}")
+    if not ID.fullmatch(text):
+        raise AdminError(Reason.REQUEST_INVALID, f"{text!r} cannot be {noun}: ids match {ID.pattern}")
 
 
 async def require_tenant(connection: Connection, tenant: str) -> None:

@@ -13,7 +13,7 @@ from postseal.errors import AdminError
 from postseal.outcomes import Reason
 from postseal.postgres import destinations
 from postseal.postgres.transaction import Connection
-from postseal.senders import Scheme, Secret
+from postseal.senders import Scheme
 from postseal.senders.secrets import DeploymentKey
 from postseal.senders.webhook import for_receiver, make_secret
 
@@ -52,7 +52,7 @@ async def add_secret(
 ) -> ShownSecret:
     """Make a secret of a destination, which signs from now on."""
     secret, made = uuid4(), make_secret(scheme)
-    encrypted = key.encrypt(tenant, stream, Secret(scheme, made.key))
+    encrypted = key.encrypt(tenant, stream, made)
     await destinations.insert_secret(
         connection, tenant, stream, secret=secret, scheme=scheme.value, encrypted=encrypted
     )

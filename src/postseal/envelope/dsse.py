@@ -9,11 +9,11 @@ differ in white space and the order of members alone. No signature is verified h
 
 import binascii
 import hashlib
-import re
 
 import msgspec
 
 from postseal.envelope import ed25519
+from postseal.envelope.names import KEYID
 from postseal.errors import Refused
 from postseal.outcomes import Reason
 
@@ -23,7 +23,6 @@ MAX_ENVELOPE_BYTES = 8192
 """The default of the body limit. Whoever takes a body in enforces it, before `unwrap` sees a byte."""
 MAX_PAYLOAD_BYTES = 4096
 
-_KEYID = re.compile(r"[A-Za-z0-9_-]{43}\Z")
 _JSON_WHITESPACE = b" \t\r\n"
 
 
@@ -73,7 +72,7 @@ def unwrap(body: bytes) -> Envelope:
     [signature] = outer.signatures
     if outer.payload_type != PAYLOAD_TYPE:
         raise _malformed(f"payloadType is not {PAYLOAD_TYPE}")
-    if not _KEYID.match(signature.keyid):
+    if not KEYID.fullmatch(signature.keyid):
         raise _malformed("keyid is not 43 base64url characters")
     payload = _from_base64("payload", outer.payload)
     if not 1 <= len(payload) <= MAX_PAYLOAD_BYTES:

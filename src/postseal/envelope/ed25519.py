@@ -39,7 +39,10 @@ def sign(seed: bytes, message: bytes) -> bytes:
 
 
 def signing_form(seed: bytes) -> bytes:
-    """Return the 64 bytes of a private key that `sign_with` takes: whoever signs often makes them once."""
+    """Return the 64 bytes of a private key that `sign_with` takes, seed and public key; who signs often makes it once.
+
+    Another key's public half behind the seed would give the private key away with two signatures.
+    """
     _, secret = bindings.crypto_sign_seed_keypair(seed)
     return secret
 

@@ -27,7 +27,7 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from postseal.envelope import canonical
+from postseal.envelope import canonical, names
 from postseal.envelope.dsse import MAX_PAYLOAD_BYTES
 from postseal.envelope.kinds import NO_KINDS, Kinds
 from postseal.errors import Refused
@@ -37,8 +37,8 @@ PROTOCOL: Final = "controlplane/v1"
 SCHEMA_VERSION: Final = 1
 
 # msgspec searches a pattern anywhere, and `$` would let a newline follow.
-Id = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\Z")]
-IdempotencyKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{8,128}\Z")]
+Id = Annotated[str, Meta(pattern=rf"^{names.ID.pattern}\Z")]
+IdempotencyKey = Annotated[str, Meta(pattern=rf"^{names.IDEMPOTENCY_KEY.pattern}\Z")]
 Digest = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
 Sequence = Annotated[int, Meta(ge=1, le=canonical.MAX_INTEGER)]
 TimeMs = Annotated[int, Meta(ge=0, le=4_102_444_800_000)]  # up to the year 2100
@@ -161,13 +161,15 @@ class Claims:
     """A payload before its signature holds: good only to refuse it."""
 
     payload: bytes
-    event: "Payload | DeploymentPayload | None"
+    kinds: Kinds
+    """Those of the deployment, by which it is read."""
+    event: Payload | DeploymentPayload | None
     """All of it, if it is canonical and each member in its bounds; of a deployment's kind no schema was asked yet."""
 
     @property
     def members(self) -> dict[str, Any]:
         """Whatever the object has, held against no rule."""
-        return _CLAIMS.decode(self.payload)
+        return _members(self.payload)
 
     def route(self) -> Route:
         """Return what the payload says its route is: three strings, held against no pattern.
@@ -203,36 +205,31 @@ def read_claims(payload: bytes, kinds: Kinds = NO_KINDS) -> Claims:
     try:
         event = _decode(payload, kinds)
         if canonical.is_canonical(payload, event):
-            return Claims(payload, event)
+            return Claims(payload, kinds, event)
     except (ValueError, RecursionError):
         pass
-    try:
-        _CLAIMS.decode(payload)
-    except (ValueError, RecursionError):
-        # No chained cause, here and below: msgspec's messages may quote the payload.
-        raise Refused(Reason.ENVELOPE_MALFORMED, "the payload is no JSON object") from None
-    return Claims(payload, None)
+    _members(payload)
+    return Claims(payload, kinds, None)
 
 
-def open_claims(claims: Claims, kinds: Kinds = NO_KINDS) -> Payload | DeploymentPayload:
+def open_claims(claims: Claims) -> Payload | DeploymentPayload:
     """Step 4: read an event that came in. Refused with `schema_version_unsupported` or `payload_invalid`.
 
-    Bytes that are no JSON object are `envelope_malformed`, as in step 2a. An event whose kind is one of `kinds` is a
-    DeploymentPayload, every other one a Payload.
+    An event whose kind is one of the deployment's is a DeploymentPayload, every other one a Payload.
     """
     opened = claims.event
     if opened is None:
-        opened = _open(claims.payload, kinds)
+        opened = _open(claims.payload, claims.kinds)
     else:
-        _require_schema(opened, kinds)
+        _require_schema(opened, claims.kinds)
     if opened.route.audience is not UNSET:
         raise Refused(Reason.PAYLOAD_INVALID, "route.audience is only for what the control plane sends")
     return opened
 
 
 def open_payload(payload: bytes, kinds: Kinds = NO_KINDS) -> Payload | DeploymentPayload:
-    """The same, of a payload whose claims nobody has read."""
-    return open_claims(Claims(payload, None), kinds)
+    """Steps 2a and 4 at once, of a payload whose claims nobody needs."""
+    return open_claims(read_claims(payload, kinds))
 
 
 def open_delivery(payload: bytes, kinds: Kinds = NO_KINDS) -> Payload | DeploymentPayload:
@@ -253,6 +250,15 @@ def encode_payload(payload: Payload | DeploymentPayload, kinds: Kinds = NO_KINDS
     except Refused as refused:
         raise ValueError(refused.detail) from None
     return raw
+
+
+def _members(payload: bytes) -> dict[str, Any]:
+    """Refused with `envelope_malformed` unless there are any."""
+    try:
+        return _CLAIMS.decode(payload)
+    except (ValueError, RecursionError):
+        # No chained cause, here and below: msgspec's messages may quote the payload.
+        raise Refused(Reason.ENVELOPE_MALFORMED, "the payload is no JSON object") from None
 
 
 def _open(payload: bytes, kinds: Kinds) -> Payload | DeploymentPayload:
@@ -290,7 +296,7 @@ def _require_schema(opened: Payload | DeploymentPayload, kinds: Kinds) -> None:
 
 def _fault(payload: bytes, detail: str) -> Refused:
     """Which of step 4's two reasons a payload earns that cannot be read as ours."""
-    members = read_claims(payload).members
+    members = _members(payload)
     version = members.get("schemaVersion")
     # True and 1.0 equal 1 in Python and are other things in JSON.
     if members.get("protocol") != PROTOCOL or type(version) is not int or version != SCHEMA_VERSION:

@@ -22,8 +22,8 @@ GROUP_ENTRIES = 256
 GATHER_BELOW = 64
 """A group that has fewer entries waits for more."""
 GATHER_S = 0.0005
-"""How long it waits. Under load the queue fills while the previous group commits, and this adds nothing;
-where there is little, every single request pays for it."""
+"""How long it waits. Under load the queue fills while the previous group commits, and this adds nothing; where there is
+little, every single request pays for it."""
 QUEUE_ENTRIES = 20_000
 """More than this waiting is about a second's work: the next one is told `unavailable` at once."""
 MAX_WAIT_S = 10.0

@@ -158,7 +158,7 @@ class Inbox:
             signer = await self._resolve(caller, project, envelope.keyid)  # 3
             if not self._verify(signer, envelope):
                 raise Refused(Reason.SIGNATURE_INVALID, "the signature does not hold over the signed bytes")
-            v1.open_claims(claims, self._kinds)  # 4
+            v1.open_claims(claims)  # 4
         except Refused as refused:
             return AuditOnly(
                 caller,

@@ -21,10 +21,9 @@ from uuid import UUID
 
 from postseal.envelope import dsse, v1
 from postseal.envelope.kinds import Kinds
+from postseal.envelope.names import ID, IDEMPOTENCY_KEY
 from postseal.outbound.signer import SIGNING_S, OutOfTime, Signer
 from postseal.outbound.wishes import (
-    ID,
-    IDEMPOTENCY_KEY,
     PRODUCER,
     OwnedWish,
     Sealed,

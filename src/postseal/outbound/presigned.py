@@ -19,10 +19,11 @@ from uuid import UUID
 
 from postseal.envelope import dsse, ed25519, v1
 from postseal.envelope.dsse import Envelope
+from postseal.envelope.names import ID
 from postseal.envelope.v1 import Identities
 from postseal.errors import Refused
 from postseal.outbound.outbox import Outbox
-from postseal.outbound.wishes import ID, PRODUCER, DestinationFull, Sealed, check_options, new_id
+from postseal.outbound.wishes import PRODUCER, DestinationFull, Sealed, check_options, new_id
 from postseal.outcomes import Reason
 from postseal.postgres.database import Connection, Database
 from postseal.postgres.sealed import SealedBefore, SealedNames, find_sealed

@@ -155,25 +155,21 @@ class _Pages:
     async def read(self, after: Position, through: Position) -> list[Due]:
         """The first page behind `after`, through `through`. Raises Unavailable."""
         if self._by_pending_until_s is not None and self._clock() < self._by_pending_until_s:
-            return await self._pending(after, through)
+            return await self._read_page(after, through, by_pending=True)
         try:
-            page = await self._due(after, through)
+            page = await self._read_page(after, through)
         except LookTimeout:
             _log.warning("queue_reads_slowly", seconds=BY_PENDING_S)
             self._by_pending_until_s = self._clock() + BY_PENDING_S
-            return await self._pending(after, through)
+            return await self._read_page(after, through, by_pending=True)
         self._by_pending_until_s = None
         return page
 
-    async def _due(self, after: Position, through: Position) -> list[Due]:
-        async def read(connection: Connection) -> list[Due]:
-            return await due_turns(connection, lane=LANE, after=after, through=through, limit=PAGE_STREAMS)
+    async def _read_page(self, after: Position, through: Position, *, by_pending: bool = False) -> list[Due]:
+        turns = pending_turns if by_pending else due_turns
 
-        return await self._database.transact(read)
-
-    async def _pending(self, after: Position, through: Position) -> list[Due]:
         async def read(connection: Connection) -> list[Due]:
-            return await pending_turns(connection, lane=LANE, after=after, through=through, limit=PAGE_STREAMS)
+            return await turns(connection, lane=LANE, after=after, through=through, limit=PAGE_STREAMS)
 
         return await self._database.transact(read)
 

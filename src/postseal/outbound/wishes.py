@@ -1,7 +1,6 @@
 """Wishes: what is to be sent, within which bounds, and what becomes of it when it is sealed."""
 
 import hashlib
-import re
 from typing import Any, Final
 from uuid import UUID
 
@@ -18,9 +17,6 @@ from postseal.settings import MAX_ATTEMPTS
 PRODUCER: Final = "controlplane"
 LATEST_MS: Final = 4_102_444_800_000
 """The year 2100: no time on the wire lies behind it."""
-
-ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
-IDEMPOTENCY_KEY = re.compile(r"[A-Za-z0-9._:-]{8,128}", re.ASCII)
 
 _REASON_OF_CODE = {
     SealCode.DESTINATION_UNKNOWN: Reason.NOT_FOUND,

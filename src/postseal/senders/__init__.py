@@ -28,8 +28,8 @@ class Scheme(StrEnum):
 class Secret:
     """What signs the requests to a destination.
 
-    For `v1` 24 to 64 random bytes. For `v1a` the 32-byte seed and the public key behind it, as libsodium signs with:
-    to make the public key again for each request would cost more than the signature.
+    For `v1` 24 to 64 random bytes. For `v1a` a private key in its `ed25519.signing_form`, the 32-byte seed and the
+    public key behind it: to make the public key again for each request would cost more than the signature.
     """
 
     scheme: Scheme

@@ -17,8 +17,6 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
-from nacl import bindings
-
 from postseal.envelope import ed25519
 from postseal.senders import Scheme, Secret
 
@@ -44,9 +42,7 @@ def make_secret(scheme: Scheme) -> Secret:
     """A new one, from the operating system's random source."""
     if scheme is Scheme.V1:
         return Secret(scheme, secrets.token_bytes(SHARED_BYTES))
-    seed = ed25519.generate()
-    # A public half of another key behind the seed would give the private one away with two signatures.
-    return Secret(scheme, seed + ed25519.public_key(seed))
+    return Secret(scheme, ed25519.signing_form(ed25519.generate()))
 
 
 def for_receiver(secret: Secret) -> str:
@@ -112,10 +108,8 @@ class Verifier:
 
 
 def _signature(secret: Secret, signed: bytes) -> str:
-    if secret.scheme is Scheme.V1:
-        made = hmac.digest(secret.key, signed, "sha256")
-    else:
-        made = bindings.crypto_sign(signed, secret.key)[: ed25519.SIGNATURE_BYTES]
+    by_v1 = secret.scheme is Scheme.V1
+    made = hmac.digest(secret.key, signed, "sha256") if by_v1 else ed25519.sign_with(secret.key, signed)
     return _encoded(f"{secret.scheme},", made)
 
 

@@ -6,7 +6,6 @@ than that.
 """
 
 import asyncio
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from postseal.envelope import ed25519
+from postseal.envelope.names import ID, KEYID
 from postseal.postgres.home import home_of
 from postseal.private_files import read_private, sync_folder, write_private
 from postseal.remembered import Remembered
@@ -25,9 +25,6 @@ from postseal.signing import SigningFailed
 REMEMBERED_FOR_S = 5.0
 REMEMBERED_KEYS = 1_000
 MAX_PEM_BYTES = 4_096
-
-_KEYID = re.compile(r"[A-Za-z0-9_-]{43}", re.ASCII)
-_TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 
 _log: FilteringBoundLogger = structlog.get_logger("postseal.signing")
 
@@ -76,7 +73,7 @@ class PemFolder:
 
 def path_of(folder: Path, tenant: str, keyid: str) -> Path:
     """The file of one key. Raises SigningFailed where tenant or key id are none, as no file could be theirs."""
-    if not (_TENANT.fullmatch(tenant) and _KEYID.fullmatch(keyid)):
+    if not (ID.fullmatch(tenant) and KEYID.fullmatch(keyid)):
         raise SigningFailed(SealCode.SIGNING_KEY_MISSING, "no file can be that key's")
     return folder / tenant / f"{keyid}.pem"
 

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import Request
 
-from postseal.admin.names import ID_PATTERN
 from postseal.envelope.canonical import MAX_INTEGER
+from postseal.envelope.names import ID, IDEMPOTENCY_KEY, KEYID
 from postseal.errors import Refused
 from postseal.outcomes import Reason
 
@@ -19,13 +19,13 @@ Q = TypeVar("Q", bound=Struct)
 
 MAX_ID_CHARACTERS: Final = 63
 
-Id = Annotated[str, Meta(pattern=f"^{ID_PATTERN}$", max_length=MAX_ID_CHARACTERS)]
-IdOrEmpty = Annotated[str, Meta(pattern=f"^({ID_PATTERN})?$", max_length=MAX_ID_CHARACTERS)]
-Keyid = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{43}$", max_length=43)]
-KeyidOrEmpty = Annotated[str, Meta(pattern="^([A-Za-z0-9_-]{43})?$", max_length=43)]
+Id = Annotated[str, Meta(pattern=f"^{ID.pattern}$", max_length=MAX_ID_CHARACTERS)]
+IdOrEmpty = Annotated[str, Meta(pattern=f"^({ID.pattern})?$", max_length=MAX_ID_CHARACTERS)]
+Keyid = Annotated[str, Meta(pattern=f"^{KEYID.pattern}$", max_length=43)]
+KeyidOrEmpty = Annotated[str, Meta(pattern=f"^({KEYID.pattern})?$", max_length=43)]
 Uuid = Annotated[str, Meta(pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$", max_length=36)]
 UuidOrEmpty = Annotated[str, Meta(pattern="^([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?$", max_length=36)]
-IdempotencyKey = Annotated[str, Meta(pattern="^[A-Za-z0-9._:-]{8,128}$", min_length=8, max_length=128)]
+IdempotencyKey = Annotated[str, Meta(pattern=f"^{IDEMPOTENCY_KEY.pattern}$", min_length=8, max_length=128)]
 Word = Annotated[str, Meta(pattern="^[a-z_]*$", max_length=40)]
 Sequence = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 Limit = Annotated[int, Meta(ge=1, le=1000)]

@@ -1,5 +1,6 @@
 """`/v1/admin/projects/{project}/destinations`: list, create, change, disable, enable, test, rotate the secret."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
@@ -8,6 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from structlog.typing import FilteringBoundLogger
 
 from postseal.admin import destinations
+from postseal.admin.actor import Actor
 from postseal.admin.destinations import CreatedDestination, Secrets
 from postseal.admin.operator import Operator
 from postseal.admin.secrets import MAX_OVERLAP_S, Schemes, ShownSecret, schemes_of
@@ -254,22 +256,22 @@ class DestinationCalls:
 
     async def disable(self, asked: Asked[Nothing, Nothing]) -> None:
         """Send nothing more to a destination; its mail is held."""
-        project, destination = asked.path["project"], asked.path["destination"]
-
-        async def work(connection: Connection, operator: Operator) -> rows.Destination:
-            operator.require_projects([project])
-            return await destinations.disable(connection, operator.actor, operator.tenant, project, destination)
-
-        found = await self._office.act(asked, work)
-        await move_mail(self._office.database, asked.caller.tenant, found.stream)
+        await self._switch(asked, destinations.disable)
 
     async def enable(self, asked: Asked[Nothing, Nothing]) -> None:
         """Send what is held for a destination, and what comes."""
+        await self._switch(asked, destinations.enable)
+
+    async def _switch(
+        self,
+        asked: Asked[Nothing, Nothing],
+        act: Callable[[Connection, Actor, str, str, str], Awaitable[rows.Destination]],
+    ) -> None:
         project, destination = asked.path["project"], asked.path["destination"]
 
         async def work(connection: Connection, operator: Operator) -> rows.Destination:
             operator.require_projects([project])
-            return await destinations.enable(connection, operator.actor, operator.tenant, project, destination)
+            return await act(connection, operator.actor, operator.tenant, project, destination)
 
         found = await self._office.act(asked, work)
         await move_mail(self._office.database, asked.caller.tenant, found.stream)
