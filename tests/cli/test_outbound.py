@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import stat
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -262,12 +263,24 @@ def test_dead_letters(outbound: Cli, access: Access, destination: Destination) -
     listed = outbound(*letters, "--json").document
     assert (listed["count"], [row["delivery"] for row in listed["deadLetters"]]) == (4, ids)
     assert outbound(*letters, "--code", "status_5xx", "--json").document["count"] == 2
-    assert outbound(*letters, "--limit", 1).text.endswith("and 3 further ones\n")
+    first = outbound(*letters, "--limit", 3, "--json").document
+    [last] = outbound(*letters, "--limit", 3, "--after", first["next"], "--json").document["deadLetters"]
+    assert (first["deadLetters"], last["delivery"]) == (listed["deadLetters"][:3], ids[3])
+    assert f"4 in all; go on with --after {first['next']}\n" in outbound(*letters, "--limit", 3).text
+    assert "this is no position" in outbound(*letters, "--after", "x").err
+    settled = [datetime.fromtimestamp(row["settledAtMs"] / 1000, UTC) for row in listed["deadLetters"]]
+    late = ("--since", (settled[-1] + timedelta(seconds=1)).isoformat())
+    early = ("--until", (settled[0] - timedelta(seconds=1)).isoformat())
+    for some, count in ((late, 0), (early, 0), (("--since", early[1], "--until", late[1]), 4)):
+        assert outbound(*letters, *some, "--json").document["count"] == count
+        assert outbound(*redrive, "--all", *late, "--yes").text == "0 redriven\n"
 
     assert outbound(*redrive).code == 2
     assert outbound(*redrive, ids[0], "--all").code == 2
     assert outbound(*redrive, ids[0], "--budget", 3, "--json").document["redriven"] == 1
-    assert "has no such dead letter" in outbound(*redrive, ids[0]).why
+    assert "has no such dead letter: the delivery is pending" in outbound(*redrive, ids[0]).why
+    for command in (letters, (*redrive, "--all", "--yes"), ("intent", "list", "acme", "apollo")):
+        assert "there is no code 'nonsense': it is one of " in outbound(*command, "--code", "nonsense").why
     refused = outbound(*redrive, "--all", "--code", "status_5xx")
     assert (refused.code, refused.out) == (1, "")
     assert "Redrive 1 dead letters?" in refused.err

@@ -65,12 +65,20 @@ print("postseal.cli.tenant" in sys.modules, "postseal.cli.demo" in sys.modules)
 
 
 def test_help_names_every_command(cli: Cli) -> None:
-    """The program's help lists nouns and verbs with what they are for; so do those of the nouns."""
+    """The program's help lists nouns and verbs with what they are for."""
     text = cli("--help").text
     for name, purpose in (VERBS | NOUNS).items():
         assert f"  {name} " in text
         assert purpose in text
     assert cli().code == 2
+
+
+@pytest.mark.parametrize("noun", NOUNS)
+def test_a_noun_tells_what_its_verbs_do(cli: Cli, noun: str) -> None:
+    """In a line each, to its end."""
+    lines = cli(noun, "--help").text.rstrip().partition("Commands:\n")[2].splitlines()
+    assert lines
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines)
 
 
 COMMANDS = {

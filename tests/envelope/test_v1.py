@@ -436,6 +436,8 @@ def test_a_refusal_says_where():
     """A device's author learns which member broke its rule."""
     with pytest.raises(Refused, match=r"\$\.data\.queueDepth breaks its rule"):
         v1.open_payload(canonical(changed("data.queueDepth", -1)))
+    with pytest.raises(Refused, match=r"\$\.data\.kind is none that is known here"):
+        v1.open_payload(canonical(changed("data.kind", "nonsense")))
 
 
 # -- sealing

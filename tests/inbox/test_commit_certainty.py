@@ -25,8 +25,7 @@ from postseal.outcomes import Outcome, Reason
 from postseal.postgres import ingest
 from postseal.postgres.access import Access
 from postseal.postgres.exchange import Statement
-from postseal.postgres.ingest import SET_BOUNDS_AND_PLANS
-from postseal.postgres.transaction import LOCK_TIMEOUT, STATEMENT_TIMEOUT
+from postseal.postgres.transaction import LOCK_TIMEOUT, SET_BOUNDS_AND_PLANS, STATEMENT_TIMEOUT
 from postseal.service import Service, running_service
 from postseal.settings import Settings
 from postseal.verdicts import Receipt, Refusal, Verdict

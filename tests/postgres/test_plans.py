@@ -14,7 +14,8 @@ import pytest
 
 from fleet import as_owner, enrol
 from postseal.postgres.access import Access
-from postseal.postgres.ingest import LOCK_STREAMS, LOOK_UP, READ_KEYS, SET_BOUNDS_AND_PLANS, WRITE
+from postseal.postgres.ingest import LOCK_STREAMS, LOOK_UP, READ_KEYS, WRITE
+from postseal.postgres.transaction import SET_BOUNDS_AND_PLANS
 from postseal.service import running_service
 from postseal.settings import Settings
 from postseal.verdicts import Receipt

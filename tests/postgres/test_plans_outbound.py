@@ -16,14 +16,13 @@ from fleet import as_owner
 from postseal.postgres.access import Access
 from postseal.postgres.dead_letters import COUNT, PAGE, REDRIVE_ONE, REDRIVE_SOME
 from postseal.postgres.deliveries import CLAIM
-from postseal.postgres.ingest import SET_BOUNDS_AND_PLANS
 from postseal.postgres.intents import DROP_INTENTS, REFUSE_INTENTS, TAKE_INTENT, TAKE_INTENTS, TENANTS_WITH_INTENTS
 from postseal.postgres.lanes import HOLD, MISPLACED, UNHOLD
 from postseal.postgres.mail import CANCEL, SHOW
 from postseal.postgres.sealed import FIND_SEALED
 from postseal.postgres.sealing import INSERT_SEALED, LOCK_DESTINATIONS, READ_SETTLED
 from postseal.postgres.settles import LOCK_GONE, READ_FENCES, RENEW, SETTLE, SETTLE_ENDED, SETTLE_GONE
-from postseal.postgres.transaction import SET_BOUNDS
+from postseal.postgres.transaction import SET_BOUNDS, SET_BOUNDS_AND_PLANS
 from postseal.postgres.turns import DUE_TURNS, PENDING_TURNS, SET_WALK
 
 FILL = """

@@ -419,6 +419,15 @@ def test_dead_letters_are_listed_a_page_at_a_time(mailer: Mailer, operator: str)
         for query in ("", "?code=status_5xx", "?destination=orders&code=status_4xx", "?destination=bills")
     ]
     assert counts == [5, 3, 1, 0]
+    first_ms, last_ms = found[0]["deadSinceMs"], found[-1]["deadSinceMs"]
+    for query, count in (
+        (f"?untilMs={first_ms}", 0),
+        (f"?sinceMs={last_ms + 1}", 0),
+        (f"?sinceMs={first_ms}&untilMs={last_ms + 1}", 5),
+    ):
+        assert mailer.read(f"{DEAD_LETTERS}/count{query}", credential=operator).document["count"] == count
+        assert len(mailer.read(f"{DEAD_LETTERS}{query}", credential=operator).document["items"]) == count
+    assert refusal(mailer.read(f"{DEAD_LETTERS}?code=nonsense", credential=operator)) == (400, "request_invalid")
     assert refusal(mailer.read(f"{DEAD_LETTERS}?limit=101", credential=operator)) == (400, "request_invalid")
     assert refusal(mailer.read(f"{DEAD_LETTERS}?after=1.2", credential=operator)) == (400, "request_invalid")
 
@@ -440,6 +449,8 @@ def test_one_is_redriven(mailer: Mailer, operator: str) -> None:
 def test_all_of_a_filter_are_redriven(mailer: Mailer, operator: str) -> None:
     """And no others; with as many attempts as a new delivery gets where no budget is given."""
     ids = give_up(mailer, {1: "status_5xx", 2: "status_4xx", 3: "status_5xx"})
+    early = mailer.post(f"{DEAD_LETTERS}/redrive", {"untilMs": 1}, credential=operator)
+    assert early.document == {"redriven": 0}
     answer = mailer.post(f"{DEAD_LETTERS}/redrive", {"code": "status_5xx"}, credential=operator)
     assert answer.document == {"redriven": 2}
     assert [mailer.shown(identity)["state"] for identity in ids] == ["pending", "dead", "pending"]

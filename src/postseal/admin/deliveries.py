@@ -9,7 +9,7 @@ from enum import StrEnum
 from uuid import UUID
 
 from postseal.admin.actor import Actor
-from postseal.admin.names import require_projects, require_tenant
+from postseal.admin.names import require_code, require_projects, require_tenant
 from postseal.errors import AdminError
 from postseal.outcomes import Reason
 from postseal.postgres import mail
@@ -76,8 +76,12 @@ async def show_in(connection: Connection, tenant: str, project: str, delivery: U
 async def list_intents(
     connection: Connection, tenant: str, project: str, *, code: str | None, limit: int
 ) -> list[ShownIntent]:
-    """At most `limit` intents of a project that are not sealed, oldest first. AdminError: no such tenant or project."""
+    """At most `limit` intents of a project that are not sealed, oldest first.
+
+    AdminError: no such tenant, project or code.
+    """
     await require_projects(connection, tenant, [project])
+    require_code(code, SealCode)
     return await mail.list_intents(connection, tenant, project, code=code, limit=limit)
 
 
@@ -98,7 +102,8 @@ async def cancel(connection: Connection, actor: Actor, tenant: str, project: str
         case Cancelled.DELIVERING:
             raise AdminError(Reason.CONFLICT, "it is being delivered: nobody can take it back")
         case Cancelled.SETTLED:
-            raise AdminError(Reason.CONFLICT, "it has ended already")
+            found = await mail.show(connection, tenant, delivery)
+            raise AdminError(Reason.CONFLICT, f"it is {'ended' if found is None else found.state} already")
         case Cancelled.CANCELLED | Cancelled.INTENT_CANCELLED | Cancelled.EXPIRED:
             detail = {"delivery": str(delivery), "ended": str(ended)}
             await actor.acted(connection, "delivery.cancel", tenant=tenant, project=project, **detail)

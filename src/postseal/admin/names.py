@@ -1,6 +1,7 @@
 """What every act asks of the names that it was given: that they are ids, and that they name something."""
 
 from collections.abc import Sequence
+from enum import StrEnum
 
 from postseal.envelope.names import ID
 from postseal.errors import AdminError
@@ -16,6 +17,12 @@ def require_id(noun: str, text: str) -> None:
     """Raise AdminError unless `text` is an id of protocol section 1."""
     if not ID.fullmatch(text):
         raise AdminError(Reason.REQUEST_INVALID, f"{text!r} cannot be {noun}: ids match {ID.pattern}")
+
+
+def require_code(code: str | None, codes: type[StrEnum]) -> None:
+    """Raise AdminError unless `code` is one of `codes`, or none is asked for."""
+    if code is not None and code not in list(codes):
+        raise AdminError(Reason.REQUEST_INVALID, f"there is no code {code!r}: it is one of {', '.join(codes)}")
 
 
 async def require_tenant(connection: Connection, tenant: str) -> None:

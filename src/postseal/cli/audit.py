@@ -1,12 +1,11 @@
 """`postseal audit`: list."""
 
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from typer import BadParameter, Option, Typer
 
 from postseal.admin import audit
-from postseal.cli.arguments import TenantName
+from postseal.cli.arguments import Since, TenantName
 from postseal.cli.command import Session, command
 from postseal.cli.output import print_json, print_table, record
 from postseal.outcomes import Outcome, Reason
@@ -36,15 +35,6 @@ def parse_reason(text: str) -> str:
     return text
 
 
-def parse_time(text: str) -> datetime:
-    """A time in ISO 8601; one without an offset is in UTC."""
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise BadParameter("write a time like 2026-12-31T23:59:59Z") from None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
-
-
 @command(app, "list")
 def list_page(
     session: Session,
@@ -58,9 +48,7 @@ def list_page(
         str | None,
         Option(metavar="WORD", parser=parse_reason, help="Only with this reason, a word of docs/reasons.md."),
     ] = None,
-    since: Annotated[
-        datetime | None, Option(metavar="TIME", parser=parse_time, help="Only from this time on (ISO 8601).")
-    ] = None,
+    since: Since = None,
     before: Annotated[int | None, Option(metavar="ID", help="The events before this one.")] = None,
     after: Annotated[int | None, Option(metavar="ID", help="The events behind this one.")] = None,
     limit: Annotated[int, Option(min=1, max=MAX_PAGE_ROWS, help="How many at most.")] = DEFAULT_ROWS,

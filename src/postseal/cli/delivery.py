@@ -39,7 +39,7 @@ def enqueue(
         int | None, Option(min=1, max=MAX_ATTEMPTS, help="After how many attempts it is dead.", show_default=False)
     ] = None,
 ) -> None:
-    """Seal a delivery with the signing key on this machine; a worker sends it."""
+    """Seal a delivery with the signing key here. A worker sends it."""
     wish = Wish(
         destination=destination,
         data=_object(data),
@@ -73,7 +73,7 @@ def enqueue(
 
 @command(app, "show")
 def show(session: Session, tenant: TenantName, delivery: DeliveryId) -> None:
-    """Show how a delivery stands: its attempts, and why it was not sent yet."""
+    """Show how a delivery stands. It tells its attempts, and why it was not sent yet."""
     found = session.transact(lambda connection: deliveries.show(connection, tenant, delivery))
     document, why = _document(found), deliveries.why(found)
     if session.as_json:

@@ -35,6 +35,7 @@ COLUMNS = (
     "failingSinceMs",
     "lastCode",
     "lastSuccessAtMs",
+    "nextDueAtMs",
     "url",
 )
 
@@ -55,7 +56,7 @@ def create(
     ] = None,
     max_pending: MaxPending = None,
 ) -> None:
-    """Make a destination; what its receiver verifies requests with is shown this once."""
+    """Make a destination. What its receiver verifies requests with is shown this once."""
     settings, actor, room = session.settings, session.actor, max_pending or session.settings.max_pending
     if mode == "pull" and (url is not None or scheme is not None):
         raise BadParameter("what is pulled from has neither --url nor --scheme")
@@ -101,7 +102,7 @@ def change(
     ] = None,
     max_pending: MaxPending = None,
 ) -> None:
-    """Give a destination another URL, or other room for what is pending; its secrets and its mail stay."""
+    """Give a destination another URL, or other room. Its secrets and its mail stay."""
     if url is None and max_pending is None:
         raise BadParameter("say what is to be changed: --url, --max-pending")
 
@@ -146,7 +147,7 @@ def enable(session: Session, tenant: TenantName, project: ProjectName, destinati
 
 @command(app, "test")
 def test(session: Session, tenant: TenantName, project: ProjectName, destination: DestinationName) -> None:
-    """Send one signed request that is no delivery, and tell how that went; it fails where the request did."""
+    """Send one signed request that is no delivery. The command fails where the request does."""
     key = deployment_key(session.settings)
     found = session.transact(
         lambda connection: destinations.note_test(connection, session.actor, tenant, project, destination)
@@ -178,7 +179,7 @@ def rotate_secret(
         Option(min=0, max=MAX_OVERLAP_S // SECONDS_AN_HOUR, help="For how long the older ones go on signing too."),
     ] = DEFAULT_OVERLAP_HOURS,
 ) -> None:
-    """Make new secrets, shown this once; the older ones go on signing for a while."""
+    """Make new secrets, shown this once. The older ones go on signing for a while."""
     key = deployment_key(session.settings)
 
     async def act(connection: Connection) -> list[ShownSecret]:

@@ -63,7 +63,7 @@ def enroll(
     account: Account = None,
     add_key: AddKey = False,
 ) -> None:
-    """Invite and enroll a device in one go, with its new key on this machine."""
+    """Invite and enroll a device in one go. Its new key is on this machine."""
     if not generate:
         raise BadParameter("say --generate: this command makes the key itself; else use `device invite`")
     seed = ed25519.generate()

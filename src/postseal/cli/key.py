@@ -19,7 +19,7 @@ app = Typer()
 
 @command(app, "create")
 def create(session: Session, tenant: TenantName) -> None:
-    """Make the key with which the control plane signs for a tenant, on this machine."""
+    """Make a tenant's signing key, on this machine. The control plane signs with it."""
     seed = ed25519.generate()
     # First the file: a key that is registered can be signed with, whatever is interrupted.
     session.transact(lambda connection: signing_keys.require_none(connection, tenant))
@@ -65,7 +65,7 @@ def retire(session: Session, tenant: TenantName, keyid: KeyId) -> None:
 
 @command(app, "revoke", takes_keyid=True)
 def revoke(session: Session, tenant: TenantName, keyid: KeyId) -> None:
-    """Revoke a key that may be in wrong hands: from now on it brings nothing new."""
+    """Revoke a key that may be in wrong hands. From now on it brings nothing new."""
     session.transact(lambda connection: keys.revoke(connection, session.actor, tenant, keyid))
     _tell(session, tenant, keyid, keys.REVOKED)
 

@@ -18,7 +18,7 @@ app = Typer()
 
 @command(app, "allow")
 def allow(session: Session, tenant: TenantName, login: LoginName, project: ProjectNames) -> None:
-    """Let an application's database login leave intents for these projects, and for no others."""
+    """Let a database login leave intents for these projects. It may for no others."""
     projects = session.transact(
         lambda connection: logins.allow(connection, session.actor, tenant, login, projects=project)
     )

@@ -265,7 +265,7 @@ def _open(payload: bytes, kinds: Kinds) -> Payload | DeploymentPayload:
     try:
         opened = _decode(payload, kinds)
     except (ValueError, RecursionError) as error:
-        raise _fault(payload, f"{_place(error)} breaks its rule") from None
+        raise _fault(payload, _broken_rule(error)) from None
     _require_schema(opened, kinds)
     if not canonical.is_canonical(payload, opened):
         raise Refused(Reason.PAYLOAD_INVALID, "the payload is not in RFC 8785 canonical form")
@@ -303,6 +303,11 @@ def _fault(payload: bytes, detail: str) -> Refused:
         detail = f"protocol and schemaVersion are not {PROTOCOL} and {SCHEMA_VERSION}"
         return Refused(Reason.SCHEMA_VERSION_UNSUPPORTED, detail)
     return Refused(Reason.PAYLOAD_INVALID, detail)
+
+
+def _broken_rule(error: Exception) -> str:
+    place = _place(error)
+    return f"{place} is none that is known here" if place == "$.data.kind" else f"{place} breaks its rule"
 
 
 def _place(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Arrays in PostgreSQL's binary form, packed by hand.
+"""Arrays, and some single values, in PostgreSQL's binary form, packed by hand.
 
 A group commit passes some twenty arrays of up to some hundred values. psycopg's own list dumper looks at each value's
 type; here the type is known, and packing is one join. The form (src/backend/utils/adt/arrayfuncs.c, array_recv):
@@ -19,52 +19,86 @@ _HEADER = Struct(">iiIii")
 _LENGTH = Struct(">i")
 _NULL = _LENGTH.pack(-1)
 _INT8 = Struct(">q")
+_INTERVAL = Struct(">qii")
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
 class _Packed(bytes):
-    """An array that is packed already; each subclass is one PostgreSQL array type."""
+    """A value that is packed already; each subclass is one PostgreSQL type, and of an array has its elements' too."""
 
     __slots__ = ()
+    oid: ClassVar[int]
     element_oid: ClassVar[int]
-    array_oid: ClassVar[int]
+
+
+class Int8(_Packed):
+    """The type int8."""
+
+    oid = 20
+
+
+class Uuid(_Packed):
+    """The type uuid."""
+
+    oid = 2950
+
+
+class Interval(_Packed):
+    """The type interval."""
+
+    oid = 1186
 
 
 class Int8Array(_Packed):
     """The type int8[]."""
 
-    element_oid, array_oid = 20, 1016
+    oid, element_oid = 1016, 20
 
 
 class BoolArray(_Packed):
     """The type bool[]."""
 
-    element_oid, array_oid = 16, 1000
+    oid, element_oid = 1000, 16
 
 
 class TextArray(_Packed):
     """The type text[]."""
 
-    element_oid, array_oid = 25, 1009
+    oid, element_oid = 1009, 25
 
 
 class ByteaArray(_Packed):
     """The type bytea[]."""
 
-    element_oid, array_oid = 17, 1001
+    oid, element_oid = 1001, 17
 
 
 class UuidArray(_Packed):
     """The type uuid[]."""
 
-    element_oid, array_oid = 2950, 2951
+    oid, element_oid = 2951, 2950
 
 
 class TimestampArray(_Packed):
     """The type timestamptz[]."""
 
-    element_oid, array_oid = 1184, 1185
+    oid, element_oid = 1185, 1184
+
+
+def int8(value: int) -> Int8:
+    """Pack an integer of 64 bits."""
+    return Int8(_INT8.pack(value))
+
+
+def uuid(value: bytes) -> Uuid:
+    """Pack a UUID, given as its 16 bytes."""
+    return Uuid(value)
+
+
+def interval(value: timedelta) -> Interval:
+    """Pack a length of time, as microseconds alone."""
+    return Interval(_INTERVAL.pack(value // _MICROSECOND, 0, 0))
 
 
 def int8s(values: Sequence[int]) -> Int8Array:
@@ -122,7 +156,7 @@ class _PackedDumper(Dumper):
 
 
 def register(context: AdaptContext) -> None:
-    """Let `context` (a connection) pass packed arrays as they are."""
-    for kind in (Int8Array, BoolArray, TextArray, ByteaArray, UuidArray, TimestampArray):
-        dumper = type(f"{kind.__name__}Dumper", (_PackedDumper,), {"oid": kind.array_oid})
+    """Let `context` (a connection) pass packed values as they are."""
+    for kind in (Int8, Uuid, Interval, Int8Array, BoolArray, TextArray, ByteaArray, UuidArray, TimestampArray):
+        dumper = type(f"{kind.__name__}Dumper", (_PackedDumper,), {"oid": kind.oid})
         context.adapters.register_dumper(kind, dumper)

@@ -12,8 +12,7 @@ from typing import LiteralString
 
 from psycopg.rows import TupleRow
 
-from postseal.postgres.ingest import SET_PLANS
-from postseal.postgres.transaction import Connection
+from postseal.postgres.transaction import SET_PLANS, Connection
 
 MAX_STREAMS = 200_000
 MAX_EXPIRED = 10_000

@@ -1,27 +1,40 @@
 """Dead letters: listed by explicit tenant and project, counted, and sent again."""
 
+import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, LiteralString
+from datetime import UTC, datetime, timedelta
+from typing import Any, LiteralString, Self
 from uuid import UUID
 
 from msgspec import Struct
 from psycopg.rows import TupleRow
 
-from postseal.postgres.ingest import SET_PLANS
-from postseal.postgres.transaction import Connection
+from postseal.postgres.transaction import SET_PLANS, Connection
 
 MAX_PAGE_ROWS = 100
 MAX_REDRIVEN = 1000
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+POSITION_PATTERN = r"[0-9]{1,16}\.[0-9]{1,18}\.[0-9]{1,16}"
 
 
 class Position(Struct, frozen=True, gc=False):
-    """Where in the order of dead letters one stands."""
+    """Where in the order of dead letters one stands; as text, three numbers with dots between them."""
 
     settled_at: datetime
     stream: int
     sequence: int
+
+    def __str__(self) -> str:
+        return f"{(self.settled_at - LONG_AGO) // MICROSECOND}.{self.stream}.{self.sequence}"
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """The one that `str` told. Raises ValueError."""
+        if not re.fullmatch(POSITION_PATTERN, text, re.ASCII):
+            raise ValueError("this is no position: it is what the page before told as `next`")
+        microseconds, stream, sequence = map(int, text.split("."))
+        return cls(LONG_AGO + microseconds * MICROSECOND, stream, sequence)
 
 
 @dataclass(frozen=True, slots=True)

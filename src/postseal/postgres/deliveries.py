@@ -33,12 +33,11 @@ from typing import Literal, LiteralString
 from uuid import UUID, uuid4
 
 from msgspec import Struct
-from psycopg import AsyncCursor
 from psycopg.rows import TupleRow
 
 from postseal.postgres import arrays
-from postseal.postgres.ingest import SET_BOUNDS_AND_PLANS, SET_PLANS
-from postseal.postgres.transaction import Connection, in_one_exchange
+from postseal.postgres.exchange import Statement, in_one_exchange
+from postseal.postgres.transaction import SET_PLANS, Connection
 
 MAX_CLAIMED = 100
 """Of one tenant by one call (protocol section 7, "Claim")."""
@@ -139,7 +138,7 @@ WITH wanted AS MATERIALIZED (
         ) AS others
         LIMIT w.most
     ) AS q
-    LIMIT %(most_in_all)s
+    LIMIT %(most_in_all)s::bigint
 ), ended AS (
     DELETE FROM queue q USING picked p
     WHERE p.ends AND q.ctid = p.place
@@ -153,7 +152,8 @@ WITH wanted AS MATERIALIZED (
     FROM ended e
 ), claimed AS (
     UPDATE queue q
-    SET stage = 'leased', due_at = statement_timestamp() + %(lease)s, attempt = q.attempt + 1, token = %(token)s,
+    SET stage = 'leased', due_at = statement_timestamp() + %(lease)s::interval, attempt = q.attempt + 1,
+        token = %(token)s::uuid,
         code = CASE WHEN p.stage = 'leased' THEN 'lease_expired' ELSE q.code END
     FROM picked p
     WHERE NOT p.ends AND q.ctid = p.place
@@ -191,6 +191,7 @@ CLAIM: dict[WorkLane, LiteralString] = {
     "push": _CLAIM.replace("{lane}", "push"),
     "pull": _CLAIM.replace("{lane}", "pull"),
 }
+_CLAIMS = {lane: Statement(text) for lane, text in CLAIM.items()}
 
 
 async def claim(
@@ -209,9 +210,10 @@ async def claim(
     whose attempts are used up `dead` with `attempts_exhausted`.
     """
     lease, token = timedelta(seconds=lease_s), uuid4()
+    parameters = _claiming(tenant, wanted, lease, token, most)
     async with connection.pipeline():
         await connection.execute(f"SELECT {SET_PLANS}")
-        cursor = await _send_claim(connection, tenant, wanted, lane, lease, token, most)
+        cursor = await connection.execute(CLAIM[lane], parameters, binary=True)
     return _claimed(await cursor.fetchall(), tenant, wanted, lease, token, most)
 
 
@@ -223,23 +225,12 @@ async def claim_for_certain(
     Raises Unavailable when the commit is not certain: then nothing may be sent.
     """
     lease, token = timedelta(seconds=lease_s), uuid4()
-
-    async def send(connection: Connection) -> AsyncCursor[TupleRow]:
-        return await _send_claim(connection, tenant, wanted, lane, lease, token)
-
-    cursor = await in_one_exchange(connection, SET_BOUNDS_AND_PLANS, send)
-    return _claimed(await cursor.fetchall(), tenant, wanted, lease, token)
+    call = _CLAIMS[lane](**_claiming(tenant, wanted, lease, token, MAX_CLAIMED))
+    [answer] = await in_one_exchange(connection, [call])
+    return _claimed(answer.rows, tenant, wanted, lease, token)
 
 
-async def _send_claim(
-    connection: Connection,
-    tenant: str,
-    wanted: Sequence[Wanted],
-    lane: WorkLane,
-    lease: timedelta,
-    token: UUID,
-    most: int = MAX_CLAIMED,
-) -> AsyncCursor[TupleRow]:
+def _claiming(tenant: str, wanted: Sequence[Wanted], lease: timedelta, token: UUID, most: int) -> dict[str, bytes]:
     looks = [
         look
         for each in wanted
@@ -249,18 +240,17 @@ async def _send_claim(
         )
         if look[2] > 0
     ]
-    parameters = {
+    return {
         "tenant": arrays.texts([tenant] * len(looks)),
         "stream": arrays.int8s([look[0] for look in looks]),
         "stage": arrays.texts([look[1] for look in looks]),
         "most": arrays.int8s([look[2] for look in looks]),
         "since": arrays.timestamps([look[3] for look in looks]),
         "leased": arrays.bools([look[4] for look in looks]),
-        "most_in_all": most,
-        "lease": lease,
-        "token": token,
+        "most_in_all": arrays.int8(most),
+        "lease": arrays.interval(lease),
+        "token": arrays.uuid(token.bytes),
     }
-    return await connection.execute(CLAIM[lane], parameters, binary=True)
 
 
 def _claimed(

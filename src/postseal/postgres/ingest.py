@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from postseal.postgres import arrays
 from postseal.postgres.exchange import Statement, exchange
-from postseal.postgres.transaction import BEGIN, SET_BOUNDS, CommitWitness, Connection
+from postseal.postgres.transaction import BEGIN, SET_BOUNDS_AND_PLANS, CommitWitness, Connection
 from postseal.rules.stream import Cursor, KeyState
 
 
@@ -86,15 +86,6 @@ class AuditRow(Struct, frozen=True, gc=False):
     correlation_id: bytes
     salt: bytes
 
-
-SET_PLANS: LiteralString = """
-       set_config('plan_cache_mode', 'force_generic_plan', true),
-       set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),
-       set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
-       set_config('jit', 'off', true)
-"""
-# One statement and not two: a group of one envelope pays for each of them alone.
-SET_BOUNDS_AND_PLANS: LiteralString = f"{SET_BOUNDS}, {SET_PLANS}"
 
 LOCK_STREAMS: LiteralString = """
 SELECT s.tenant, s.stream, s.floor, s.contiguous, s.highest, s.above, s.retired,

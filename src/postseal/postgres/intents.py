@@ -11,8 +11,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from postseal.postgres import arrays
-from postseal.postgres.ingest import SET_PLANS
-from postseal.postgres.transaction import Connection
+from postseal.postgres.transaction import SET_PLANS, Connection
 from postseal.rules.delivery import SealCode
 
 MAX_INTENTS = 100

@@ -7,8 +7,7 @@ of `deliveries`: the destination, shared, so that it stays as it is meanwhile, t
 
 from typing import LiteralString
 
-from postseal.postgres.ingest import SET_PLANS
-from postseal.postgres.transaction import Connection
+from postseal.postgres.transaction import SET_PLANS, Connection
 
 MAX_MOVED = 1000
 """By one call, which holds up the sealing for its destination meanwhile."""

@@ -6,9 +6,8 @@ from enum import StrEnum
 from typing import Any, LiteralString
 from uuid import UUID
 
-from postseal.postgres.ingest import SET_PLANS
 from postseal.postgres.sealed import STATE
-from postseal.postgres.transaction import Connection
+from postseal.postgres.transaction import SET_PLANS, Connection
 from postseal.rules.delivery import State
 
 MAX_ATTEMPTS_SHOWN = 100

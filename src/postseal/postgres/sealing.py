@@ -19,9 +19,8 @@ from msgspec import Struct
 
 from postseal.errors import Unavailable
 from postseal.postgres import arrays
-from postseal.postgres.ingest import SET_PLANS
 from postseal.postgres.signing_keys import FIND_ACTIVE, SigningKey
-from postseal.postgres.transaction import Connection
+from postseal.postgres.transaction import SET_PLANS, Connection
 
 UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

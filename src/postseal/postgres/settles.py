@@ -3,21 +3,19 @@
 Each change of a row that is out compares attempt and token. The order of locks is that of `deliveries`.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import timedelta
 from operator import attrgetter
 from typing import Any, LiteralString
 from uuid import UUID
 
 from msgspec import Struct
-from psycopg import AsyncCursor
-from psycopg.rows import TupleRow
 
 from postseal.correlation import new_correlation_id
 from postseal.postgres import arrays
 from postseal.postgres.deliveries import Lease
-from postseal.postgres.ingest import SET_BOUNDS_AND_PLANS, SET_PLANS
-from postseal.postgres.transaction import Connection, in_one_exchange
+from postseal.postgres.exchange import Statement, in_one_exchange
+from postseal.postgres.transaction import SET_PLANS, Connection
 from postseal.rules.delivery import Code, Verdict
 
 Identity = tuple[int, int]
@@ -160,6 +158,8 @@ CROSS JOIN LATERAL (
 ) AS locked
 """
 
+_STATEMENTS = {text: Statement(text) for text in (SETTLE, SETTLE_ENDED, SETTLE_GONE, LOCK_GONE)}
+
 
 async def settle(connection: Connection, tenant: str, settles: Sequence[Settle]) -> set[Identity]:
     """Write what became of leases, inside the caller's transaction; returns (stream, sequence) of the fenced ones.
@@ -168,10 +168,11 @@ async def settle(connection: Connection, tenant: str, settles: Sequence[Settle])
     counts as long as nobody claimed the delivery since. Of two for the same lease the first counts. A destination that
     is gone is disabled, with an audit event: the caller then holds its mail (`outbound.holding`).
     """
+    steps = _settling(tenant, settles)
     async with connection.pipeline():
         await connection.execute(f"SELECT {SET_PLANS}")
-        cursor = await _send_settle(connection, tenant, settles)
-    return await _fenced(cursor, settles)
+        cursors = [await connection.execute(text, parameters, binary=True) for text, parameters in steps]
+    return _fenced(await cursors[-1].fetchall(), settles)
 
 
 async def settle_for_certain(connection: Connection, tenant: str, settles: Sequence[Settle]) -> set[Identity]:
@@ -179,14 +180,13 @@ async def settle_for_certain(connection: Connection, tenant: str, settles: Seque
 
     Raises Unavailable when the commit is not certain: it may be settled again, and is then fenced if it was.
     """
-
-    async def send(connection: Connection) -> AsyncCursor[TupleRow]:
-        return await _send_settle(connection, tenant, settles)
-
-    return await _fenced(await in_one_exchange(connection, SET_BOUNDS_AND_PLANS, send), settles)
+    calls = [_STATEMENTS[text](**parameters) for text, parameters in _settling(tenant, settles)]
+    answers = await in_one_exchange(connection, calls)
+    return _fenced(answers[-1].rows, settles)
 
 
-async def _send_settle(connection: Connection, tenant: str, settles: Sequence[Settle]) -> AsyncCursor[TupleRow]:
+def _settling(tenant: str, settles: Sequence[Settle]) -> list[tuple[LiteralString, dict[str, bytes]]]:
+    """The statements that settle them, with their parameters; the last one answers with what was not fenced."""
     distinct = {(each.stream, each.sequence, each.attempt, each.token): each for each in reversed(settles)}
     settles = sorted(distinct.values(), key=attrgetter("stream", "sequence"))
     parameters = _shown(tenant, settles) | {
@@ -195,15 +195,13 @@ async def _send_settle(connection: Connection, tenant: str, settles: Sequence[Se
         "delay_ms": arrays.int8s([round(each.delay_s * 1000) for each in settles]),
         "gone": arrays.bools([each.gone for each in settles]),
     }
-    statement = SETTLE_ENDED if ENDINGS.issuperset(each.verdict for each in settles) else SETTLE
     if gone := [each for each in settles if each.gone]:
-        await connection.execute(LOCK_GONE, _shown(tenant, gone))
-        statement = SETTLE_GONE
-        parameters["correlation_id"] = UUID(bytes=new_correlation_id())
-    return await connection.execute(statement, parameters, binary=True)
+        parameters["correlation_id"] = arrays.uuid(new_correlation_id())
+        return [(LOCK_GONE, _shown(tenant, gone)), (SETTLE_GONE, parameters)]
+    return [(SETTLE_ENDED if ENDINGS.issuperset(each.verdict for each in settles) else SETTLE, parameters)]
 
 
-def _shown(tenant: str, leases: Sequence[Lease] | Sequence[Settle]) -> dict[str, Any]:
+def _shown(tenant: str, leases: Sequence[Lease] | Sequence[Settle]) -> dict[str, bytes]:
     return {
         "tenant": arrays.texts([tenant] * len(leases)),
         "stream": arrays.int8s([each.stream for each in leases]),
@@ -213,8 +211,8 @@ def _shown(tenant: str, leases: Sequence[Lease] | Sequence[Settle]) -> dict[str,
     }
 
 
-async def _fenced(cursor: AsyncCursor[TupleRow], leases: Sequence[Lease] | Sequence[Settle]) -> set[Identity]:
-    return {(each.stream, each.sequence) for each in leases} - set(await cursor.fetchall())
+def _fenced(good: Iterable[tuple[Any, ...]], leases: Sequence[Lease] | Sequence[Settle]) -> set[Identity]:
+    return {(each.stream, each.sequence) for each in leases}.difference(good)
 
 
 RENEW: LiteralString = """
@@ -231,7 +229,7 @@ WITH shown AS MATERIALIZED (
     ORDER BY q.stream, q.sequence
     FOR NO KEY UPDATE OF q
 )
-UPDATE queue q SET due_at = clock_timestamp() + %(lease)s
+UPDATE queue q SET due_at = clock_timestamp() + %(lease)s::interval
 FROM mine m WHERE (q.tenant, q.stream, q.sequence)
                   BETWEEN (m.tenant, m.stream, m.sequence) AND (m.tenant, m.stream, m.sequence)
 RETURNING q.stream, q.sequence
@@ -240,11 +238,11 @@ RETURNING q.stream, q.sequence
 
 async def renew(connection: Connection, tenant: str, leases: Sequence[Lease], *, lease_s: float) -> set[Identity]:
     """Let leases end `lease_s` from now; returns (stream, sequence) of the fenced ones, which are lost."""
-    parameters = _shown(tenant, leases) | {"lease": timedelta(seconds=lease_s)}
+    parameters = _shown(tenant, leases) | {"lease": arrays.interval(timedelta(seconds=lease_s))}
     async with connection.pipeline():
         await connection.execute(f"SELECT {SET_PLANS}")
         cursor = await connection.execute(RENEW, parameters, binary=True)
-    return await _fenced(cursor, leases)
+    return _fenced(await cursor.fetchall(), leases)
 
 
 class Fence(Struct, frozen=True, gc=False):

@@ -41,6 +41,15 @@ SELECT set_config('search_path', 'postseal', true),
        set_config('idle_in_transaction_session_timeout', '{IDLE_IN_TRANSACTION_TIMEOUT}', true)
 """
 
+SET_PLANS: LiteralString = """
+       set_config('plan_cache_mode', 'force_generic_plan', true),
+       set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),
+       set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+       set_config('jit', 'off', true)
+"""
+# One statement and not two: a group of one envelope pays for each of them alone.
+SET_BOUNDS_AND_PLANS: LiteralString = f"{SET_BOUNDS}, {SET_PLANS}"
+
 
 class CommitWitness:
     """Watches one connection for notices of WARNING or above, which make a COMMIT uncertain."""
@@ -75,7 +84,7 @@ async def in_transaction(connection: Connection, work: Callable[[Connection], Aw
     Whatever `work` raises leaves after a rollback. A lost connection is psycopg's OperationalError, a commit that is
     not certain is Unavailable: then nothing is known.
     """
-    async with _to_its_end(connection) as witness:
+    async with to_its_end(connection) as witness:
         async with connection.pipeline():
             await connection.execute(BEGIN)
             await connection.execute(SET_BOUNDS)
@@ -85,26 +94,8 @@ async def in_transaction(connection: Connection, work: Callable[[Connection], Aw
     return result
 
 
-async def in_one_exchange(
-    connection: Connection, bounds: LiteralString, send: Callable[[Connection], Awaitable[T]]
-) -> T:
-    """What `send` returns, once it has committed for certain: begin, `bounds`, `send` and commit in one round trip.
-
-    `send` executes statements and reads no result; the cursors that it returns can be read afterwards. What is raised
-    is as in `in_transaction`.
-    """
-    async with _to_its_end(connection) as witness:
-        async with connection.pipeline():
-            await connection.execute(BEGIN)
-            await connection.execute(bounds)
-            sent = await send(connection)
-            committed = await connection.execute("COMMIT")
-        witness.require_commit(committed.statusmessage)
-    return sent
-
-
 @asynccontextmanager
-async def _to_its_end(connection: Connection) -> AsyncGenerator[CommitWitness]:
+async def to_its_end(connection: Connection) -> AsyncGenerator[CommitWitness]:
     """After an error the transaction is rolled back; where its commit is not certain, the connection is thrown away."""
     with CommitWitness(connection) as witness:
         try:

@@ -14,8 +14,7 @@ from msgspec import Struct
 from psycopg.errors import QueryCanceled
 
 from postseal.postgres.deliveries import WorkLane
-from postseal.postgres.ingest import SET_PLANS
-from postseal.postgres.transaction import Connection
+from postseal.postgres.transaction import SET_PLANS, Connection
 
 LOOK_TIMEOUT: LiteralString = "1s"
 """A thousand streams take some ten milliseconds."""

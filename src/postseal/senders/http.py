@@ -22,6 +22,7 @@ import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +48,8 @@ MAX_DRAINING = 64
 DRAIN_S = 1.0
 """How long the rest of an answer may take once its status is known; after that its connection is closed."""
 KEEP_IDLE_S = 15.0
+REMEMBERED_URLS = 4_096
+"""Reading one takes as long as signing for it."""
 
 
 @dataclass(slots=True)
@@ -147,14 +150,14 @@ class HttpSender:
         if not mail.secrets:
             return Attempted(Code.SECRET_UNUSABLE, ours=True)
         try:
-            check_url(mail.url, allow_http=self._allow_http)
+            url = _read_url(mail.url, self._allow_http)
         except ValueError:
             return Attempted(Code.ADDRESS_REFUSED)
         progress = _Progress()
         asking = asking_tenant.set(mail.tenant)
         try:
             async with asyncio.timeout(self._timeout_s):
-                response = await self._post(mail, progress)
+                response = await self._post(mail, url, progress)
         except Exception as error:  # noqa: BLE001 - whatever a receiver can cause has a code
             return judge_failure(error, connected=progress.connected, sent=progress.sent)
         finally:
@@ -184,8 +187,8 @@ class HttpSender:
         begin_s = min(self._connect_timeout_s, self._timeout_s / 2)
         return SystemLookUp(begin_s=begin_s, timeout_s=self._connect_timeout_s)
 
-    async def _post(self, mail: Mail, progress: _Progress) -> aiohttp.ClientResponse:
-        aim = await self._aim(mail)
+    async def _post(self, mail: Mail, url: URL, progress: _Progress) -> aiohttp.ClientResponse:
+        aim = await self._aim(mail, url)
         try:
             return await self._request(mail, aim, progress)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
@@ -209,8 +212,7 @@ class HttpSender:
             trace_request_ctx=progress,
         )
 
-    async def _aim(self, mail: Mail) -> _Aim:
-        url = URL(mail.url, encoded=True)  # byte for byte as the operator wrote it
+    async def _aim(self, mail: Mail, url: URL) -> _Aim:
         host = url.raw_host
         if self._proxy is None or host is None:
             return _Aim(url)
@@ -219,6 +221,13 @@ class HttpSender:
         address = found[(mail.attempt - 1) % len(found)]["host"]
         tls_name = host if url.scheme == "https" else None
         return _Aim(url.with_host(address), self._proxy, url.host_port_subcomponent, tls_name)
+
+
+@lru_cache(maxsize=REMEMBERED_URLS)
+def _read_url(url: str, allow_http: bool) -> URL:
+    """A good URL, byte for byte as the operator wrote it. Raises ValueError."""
+    check_url(url, allow_http=allow_http)
+    return URL(url, encoded=True)
 
 
 def _check_proxy(proxy: str | None) -> None:

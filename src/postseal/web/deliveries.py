@@ -15,7 +15,7 @@ from postseal.correlation import new_correlation_id
 from postseal.errors import Refused, Unavailable
 from postseal.identity.verified import Role, VerifiedIdentity
 from postseal.outbound.outbox import MAX_SEALED, Outbox
-from postseal.outbound.wishes import LATEST_MS, DestinationFull, Sealed, Unsealed, Wish
+from postseal.outbound.wishes import DestinationFull, Sealed, Unsealed, Wish
 from postseal.outcomes import Reason
 from postseal.postgres.database import Database
 from postseal.postgres.mail import ShownDelivery, ShownIntent
@@ -24,7 +24,7 @@ from postseal.settings import MAX_ATTEMPTS
 from postseal.verdicts import Refusal
 from postseal.web import answers
 from postseal.web.calls import Asked, Call, Reception, decode_body
-from postseal.web.documents import SCHEMAS, Nothing, milliseconds
+from postseal.web.documents import SCHEMAS, Nothing, TimeMs, milliseconds
 from postseal.web.query import Id, IdempotencyKey, read_headers, uuid_in
 from postseal.web.refusals import Refusals
 
@@ -34,7 +34,6 @@ MAX_KIND_CHARACTERS = 63
 MAX_DELIVERIES_BYTES = 1024 * 1024
 
 AttemptLimit = Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)]
-TimeMs = Annotated[int, Meta(ge=0, le=LATEST_MS)]
 
 
 class NewDelivery(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename="camel"):

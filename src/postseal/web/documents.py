@@ -4,7 +4,7 @@ Their types and docstrings are what /openapi.json says of them.
 """
 
 import base64
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -15,11 +15,14 @@ from postseal.enrolment import Enrolled
 from postseal.envelope import dsse
 from postseal.inbound import reading
 from postseal.inbound.reading import Page
+from postseal.outbound.wishes import LATEST_MS
 from postseal.postgres.reading import EnvelopeRow, KeyRow
 from postseal.postgres.streams import Stream
 
 SCHEMAS: Final = "#/components/schemas/"
 """Where /openapi.json keeps the schemas of documents, each under its type's name."""
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 MAX_RANGES_IN_LISTS: Final = 100
 """A page of 1000 streams, each with a hole at every other sequence, would else keep the event loop for seconds."""
@@ -190,9 +193,18 @@ def of_enrolled(enrolled: Enrolled) -> EnrolledDevice:
     )
 
 
+TimeMs = Annotated[int, Meta(ge=0, le=LATEST_MS)]
+"""Milliseconds since 1970."""
+
+
 def milliseconds(at: datetime) -> int:
     """Milliseconds since 1970."""
     return int(at.timestamp() * 1000)
+
+
+def time_of(at_ms: int | UnsetType) -> datetime | None:
+    """The time that was told in milliseconds, if one was."""
+    return None if at_ms is UNSET else EPOCH + timedelta(milliseconds=at_ms)
 
 
 def base64url(raw: bytes) -> str:

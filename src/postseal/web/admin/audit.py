@@ -1,6 +1,5 @@
 """`/v1/admin/audit`: the trail, a page at a time."""
 
-from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -13,12 +12,10 @@ from postseal.postgres.audit import AuditEvent, AuditFilter
 from postseal.postgres.database import Connection
 from postseal.web.admin.office import ADMIN, DEFAULT_PAGE_ITEMS, OPERATORS, Office
 from postseal.web.calls import Asked, Call
-from postseal.web.documents import Nothing, milliseconds
+from postseal.web.documents import Nothing, TimeMs, milliseconds, time_of
 from postseal.web.query import IdOrEmpty, Limit, Word
 
 AUDIT = f"{ADMIN}/audit"
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-LATEST_MS = 4_102_444_800_000
 
 EventId = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 
@@ -53,7 +50,7 @@ class EventsQuery(Struct, frozen=True, rename="camel"):
     project: IdOrEmpty = ""
     outcome: Word = ""
     reason: Word = ""
-    since_ms: Annotated[int, Meta(ge=0, le=LATEST_MS)] = 0
+    since_ms: TimeMs | UnsetType = UNSET
     before: EventId | UnsetType = UNSET
     after: EventId | UnsetType = UNSET
     limit: Limit = DEFAULT_PAGE_ITEMS
@@ -83,7 +80,7 @@ class AuditCalls:
                 within=None if await operator.covers_tenant(connection) else sorted(operator.projects),
                 reason=query.reason or None,
                 outcome=query.outcome or None,
-                since=EPOCH + timedelta(milliseconds=query.since_ms),
+                since=time_of(query.since_ms),
             )
             return await audit.page(
                 connection,

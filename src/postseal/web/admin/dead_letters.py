@@ -1,6 +1,5 @@
 """`/v1/admin/projects/{project}/dead-letters`: list, count, redrive one or all of a filter."""
 
-from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -9,18 +8,16 @@ from postseal.admin import dead_letters
 from postseal.admin.dead_letters import MAX_COUNTED
 from postseal.admin.operator import Operator
 from postseal.postgres.database import Connection
-from postseal.postgres.dead_letters import MAX_PAGE_ROWS, DeadFilter, DeadLetter, Position
+from postseal.postgres.dead_letters import MAX_PAGE_ROWS, POSITION_PATTERN, DeadFilter, DeadLetter, Position
 from postseal.settings import MAX_ATTEMPTS
 from postseal.web.admin.office import ADMIN, OPERATORS, Office
 from postseal.web.calls import Asked, Call
-from postseal.web.documents import Nothing, milliseconds
+from postseal.web.documents import Nothing, TimeMs, milliseconds, time_of
 from postseal.web.query import Id, IdOrEmpty, uuid_in
 
 DEAD_LETTERS = f"{ADMIN}/projects/{{project}}/dead-letters"
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MICROSECOND = timedelta(microseconds=1)
 
-Place = Annotated[str, Meta(pattern=r"^([0-9]{1,16}\.[0-9]{1,18}\.[0-9]{1,16})?$", max_length=52)]
+Place = Annotated[str, Meta(pattern=f"^({POSITION_PATTERN})?$", max_length=52)]
 """Where a page begins: the `next` of the one before."""
 Code = Annotated[str, Meta(pattern="^[a-z0-9_]+$", min_length=1, max_length=40)]
 CodeOrEmpty = Annotated[str, Meta(pattern="^[a-z0-9_]*$", max_length=40)]
@@ -48,20 +45,24 @@ class DeadLetterList(Struct, frozen=True):
     next: str | None
 
 
-class DeadLettersQuery(Struct, frozen=True):
-    """Which dead letters: of one destination, with one code."""
+class CountQuery(Struct, frozen=True, rename="camel"):
+    """Which dead letters: of one destination, with one code, given up from `sinceMs` on and before `untilMs`."""
 
     destination: IdOrEmpty = ""
     code: CodeOrEmpty = ""
+    since_ms: TimeMs | UnsetType = UNSET
+    until_ms: TimeMs | UnsetType = UNSET
+
+    def filter(self) -> DeadFilter:
+        """What they are found by."""
+        return DeadFilter(self.destination or None, self.code or None, time_of(self.since_ms), time_of(self.until_ms))
+
+
+class DeadLettersQuery(CountQuery, frozen=True, rename="camel"):
+    """The same, a page at a time."""
+
     after: Place = ""
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_ROWS)] = MAX_PAGE_ROWS
-
-
-class CountQuery(Struct, frozen=True):
-    """Which dead letters are counted."""
-
-    destination: IdOrEmpty = ""
-    code: CodeOrEmpty = ""
 
 
 class DeadLetterCount(Struct, frozen=True):
@@ -76,11 +77,13 @@ class Budget(Struct, frozen=True, forbid_unknown_fields=True):
     budget: Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)] | UnsetType = UNSET
 
 
-class Redrive(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which dead letters are sent again: all of the project, or of one destination, with one code."""
+class Redrive(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Which dead letters are sent again: all of the project, or those that a list with the same filter shows."""
 
     destination: Id | UnsetType = UNSET
     code: Code | UnsetType = UNSET
+    since_ms: TimeMs | UnsetType = UNSET
+    until_ms: TimeMs | UnsetType = UNSET
     budget: Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)] | UnsetType = UNSET
 
 
@@ -118,21 +121,21 @@ class DeadLetterCalls:
     async def list_page(self, asked: Asked[DeadLettersQuery, Nothing]) -> DeadLetterList:
         """A project's dead letters."""
         project, query = asked.path["project"], asked.query
-        wanted = DeadFilter(destination=query.destination or None, code=query.code or None)
-        after = read_place(query.after) if query.after else None
+        wanted = query.filter()
+        after = Position.read(query.after) if query.after else None
 
         async def work(connection: Connection, operator: Operator) -> list[DeadLetter]:
             operator.require_projects([project])
             return await dead_letters.page(connection, operator.tenant, project, wanted, after=after, rows=query.limit)
 
         found = await self._office.act(asked, work)
-        last = write_place(found[-1].position) if len(found) == query.limit else None
+        last = str(found[-1].position) if len(found) == query.limit else None
         return DeadLetterList([_item(row) for row in found], last)
 
     async def count(self, asked: Asked[CountQuery, Nothing]) -> DeadLetterCount:
         """How many dead letters a project has."""
         project, query = asked.path["project"], asked.query
-        wanted = DeadFilter(destination=query.destination or None, code=query.code or None)
+        wanted = query.filter()
 
         async def work(connection: Connection, operator: Operator) -> int:
             operator.require_projects([project])
@@ -161,6 +164,8 @@ class DeadLetterCalls:
         wanted = DeadFilter(
             destination=None if body.destination is UNSET else body.destination,
             code=None if body.code is UNSET else body.code,
+            since=time_of(body.since_ms),
+            until=time_of(body.until_ms),
         )
         redriven = await dead_letters.redrive_all(
             self._office.database, operator.actor, operator.tenant, project, wanted, budget=self._budget(body.budget)
@@ -169,17 +174,6 @@ class DeadLetterCalls:
 
     def _budget(self, wanted: int | UnsetType) -> int:
         return self._attempt_limit if wanted is UNSET else wanted
-
-
-def write_place(position: Position) -> str:
-    """Where a page ended, as text that `read_place` reads."""
-    return f"{(position.settled_at - EPOCH) // MICROSECOND}.{position.stream}.{position.sequence}"
-
-
-def read_place(text: str) -> Position:
-    """Where a page begins."""
-    microseconds, stream, sequence = map(int, text.split("."))
-    return Position(EPOCH + microseconds * MICROSECOND, stream, sequence)
 
 
 def _item(row: DeadLetter) -> DeadLetterItem:
