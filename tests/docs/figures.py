@@ -71,10 +71,31 @@ def parts(found: Results) -> str:
     )
 
 
+def outbox(found: Results) -> str:
+    """What `make bench-outbox` measured."""
+    ours = found["ours"]
+    names = ("enqueue_single", "enqueue_batch", "claim_settle")
+    everybody = {"postseal": ours, **found["peers"]}
+    return (
+        f"`{found['command']}`, {found['cpus']} cores, a second:\n\n"
+        "| | enqueue, single | enqueue, batches of 100 | claim and settle |\n|---|---|---|---|\n"
+        + "".join(
+            f"| {name} {found['versions'][name]} | " + " | ".join(f"{each[key]:,}" for key in names) + " |\n"
+            for name, each in everybody.items()
+        )
+        + f"\nOver HTTP to a local receiver: {ours['http_rate']:,} deliveries a second; the bare client reaches "
+        f"{ours['http_client_rate']:,}.\n\n"
+        f"A claim takes {ours['claim_ms_empty']} ms in an empty queue, {ours['claim_ms_million']} ms beside "
+        f"{found['pending']:,} pending deliveries, and {ours['claim_ms_held']} ms there while a transaction is held "
+        "open.\n"
+    )
+
+
 TABLES: Final[Mapping[str, Callable[[Results], str]]] = {
     "ingest": ingest,
     "parts": parts,
     "large": large,
+    "outbox": outbox,
 }
 
 
