@@ -84,6 +84,8 @@ def test_a_noun_tells_what_its_verbs_do(cli: Cli, noun: str) -> None:
 COMMANDS = {
     "serve": ["--host", "--port", "--processes"],
     "migrate": ["--plan", "--new-passwords"],
+    "verify": ["--signatures"],
+    "recover": ["--since", "--dry-run"],
     "demo": ["--once"],
     "tenant create": ["TENANT"],
     "tenant list": [],

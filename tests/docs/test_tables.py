@@ -3,9 +3,11 @@
 import tables
 
 from postseal.outcomes import Outcome, Reason
+from postseal.postgres.invariants import Invariant
 from postseal.verdicts import Receipt, Refusal
 from postseal.web import answers
 
+VERIFYING = list(tables.rows((tables.DOCS / "verifying.md").read_text()))
 SETTINGS = (tables.DOCS / "settings.md").read_text()
 REASONS = list(tables.rows((tables.DOCS / "reasons.md").read_text()))
 WIRE_WORDS = {"yes": True, "no": False}
@@ -35,3 +37,8 @@ def test_retryable():
     """The tables call those reasons retryable that the service does."""
     said = {row[0]: WIRE_WORDS[row[2]] for row in REASONS[len(Outcome) :]}
     assert said == {reason.value: reason.retryable for reason in Reason}
+
+
+def test_invariants_table():
+    """The page names each invariant once, in the order in which they are listed."""
+    assert [row[0] for row in VERIFYING] == list(Invariant)

@@ -1,5 +1,6 @@
 """Each part's role can do its own work and nothing else, tried as that role and read from the catalogues."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,26 +10,13 @@ from psycopg import errors
 from snapshots import require_same
 
 from fleet import as_owner, enrol
+from postseal.postgres import grants
 from postseal.postgres.access import Access
-from postseal.postgres.database import Part
+from postseal.postgres.database import Part, connect
+from postseal.postgres.grants import listed_grants, read_grants
+from postseal.postgres.transaction import in_transaction
 
 DENIED = errors.InsufficientPrivilege
-
-GRANTS = """
-SELECT thing, coalesce(r.rolname, 'PUBLIC'), g.privilege_type, g.is_grantable FROM (
-SELECT 'table ' || c.relname AS thing, c.relacl AS acl
-FROM pg_class c WHERE c.relnamespace = 'postseal'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'S')
-UNION ALL
-SELECT 'column ' || c.relname || '.' || a.attname, a.attacl
-FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
-WHERE c.relnamespace = 'postseal'::regnamespace AND a.attacl IS NOT NULL
-UNION ALL
-SELECT 'function ' || p.oid::regprocedure, coalesce(p.proacl, acldefault('f', p.proowner))
-FROM pg_proc p WHERE p.pronamespace = 'postseal'::regnamespace
-UNION ALL
-SELECT 'schema ' || n.nspname, n.nspacl FROM pg_namespace n WHERE n.nspname = 'postseal'
-) AS granted, aclexplode(acl) AS g LEFT JOIN pg_roles r ON r.oid = g.grantee
-"""
 
 
 def as_part(access: Access, part: Part) -> psycopg.Connection[tuple[Any, ...]]:
@@ -37,20 +25,19 @@ def as_part(access: Access, part: Part) -> psycopg.Connection[tuple[Any, ...]]:
 
 
 def test_snapshot_of_all_grants(access: Access):
-    """Who may do what to which table, column, sequence, function and schema: the whole list."""
-    with as_owner(access) as owner:
-        rows = owner.execute(GRANTS.encode()).fetchall()
-    lines = [
-        f"{thing}: {role} {privilege}{' with grant option' if grantable else ''}"
-        for thing, role, privilege, grantable in rows
-        if role != "postseal_owner"
-    ]
-    require_same(Path(__file__).with_name("grants.txt"), sorted(lines))
+    """Who may do what to which table, column, sequence, function and schema: the whole list, as it is shipped."""
+
+    async def read() -> list[str]:
+        connection = await connect(access.owner, prepare=False)
+        async with connection:
+            return await in_transaction(connection, read_grants)
+
+    require_same(Path(grants.__file__).with_name("grants.txt"), asyncio.run(read()))
 
 
 def test_nothing_is_granted_to_everybody(access: Access):
     """PUBLIC stands nowhere in the list, and none of it may be passed on."""
-    lines = Path(__file__).with_name("grants.txt").read_text("utf-8").splitlines()
+    lines = listed_grants()
     assert lines
     assert not [line for line in lines if "PUBLIC" in line or "grant option" in line]
 

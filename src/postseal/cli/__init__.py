@@ -15,6 +15,8 @@ VERBS = {
     "serve": "Run the service until it is stopped.",
     "worker": "Seal and deliver until it is stopped.",
     "migrate": "Bring the database up to date.",
+    "verify": "Prove the database's invariants.",
+    "recover": "After a crash or a restore: what waits, what is missing.",
     "demo": "Start everything and send real signed envelopes.",
     "echo": "Receive deliveries and check their signatures.",
 }

@@ -45,9 +45,10 @@ class Session:
             return Actor(f"os:{uid}")
 
     @contextmanager
-    def access(self) -> Generator[Access]:
+    def access(self, *, migrates: bool = True) -> Generator[Access]:
         """The way to the database, released at the end, also where a signal ends the command."""
-        with signals_held(), open_access(self.settings, log=structlog.get_logger()) as access:
+        log = structlog.get_logger()
+        with signals_held(), open_access(self.settings, log=log, migrates=migrates) as access:
             yield access
 
     def transact(self, act: Callable[[Connection], Awaitable[T]]) -> T:

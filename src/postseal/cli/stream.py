@@ -31,7 +31,7 @@ def list_all(
         print_json({"tenant": tenant, "streams": rows})
     else:
         columns = ("project", "producer", "contiguousThrough", "highest", "replayFloor", "missing", "retired")
-        print_table([row | {"missing": _ranges(row["missing"])} for row in rows], columns)
+        print_table([row | {"missing": ranges(row["missing"])} for row in rows], columns)
 
 
 @command(app, "show")
@@ -70,8 +70,9 @@ def _print(session: Session, stream: Stream) -> None:
     if session.as_json:
         print_json(standing)
     else:
-        print_record(standing | {"missing": _ranges(standing["missing"])})
+        print_record(standing | {"missing": ranges(standing["missing"])})
 
 
-def _ranges(missing: list[dict[str, int]]) -> list[str]:
+def ranges(missing: list[dict[str, int]]) -> list[str]:
+    """Missing ranges as people read them."""
     return [str(hole["from"]) if hole["from"] == hole["to"] else f"{hole['from']}-{hole['to']}" for hole in missing]

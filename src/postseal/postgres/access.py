@@ -66,10 +66,10 @@ class Access:
 
 
 @contextmanager
-def open_access(settings: Settings, *, log: FilteringBoundLogger) -> Generator[Access]:
+def open_access(settings: Settings, *, log: FilteringBoundLogger, migrates: bool = True) -> Generator[Access]:
     """Reach the database of `settings`. An embedded one is joined or started, migrated, watched, and released.
 
-    Raises StartupError.
+    Whoever `migrates` not takes its schema as it is. Raises StartupError.
     """
     home = home_of(settings)
     if settings.database_url is not None:
@@ -85,7 +85,8 @@ def open_access(settings: Settings, *, log: FilteringBoundLogger) -> Generator[A
             log=log,
         )
         access = Access(conninfo_for(server.dsn), home / "roles.pgpass", settings.role_prefix, disk)
-        access.migrate()
+        if migrates:
+            access.migrate()
         with watching(server, disk, log=log):
             yield access
     finally:

@@ -37,7 +37,7 @@ ORDER BY project, producer
 async def list_of_tenant(connection: Connection, tenant: str, project: str | None = None) -> list[Stream]:
     """All streams of a tenant, or of one of its projects, by project and producer."""
     cursor = await connection.execute(LIST, {"tenant": tenant, "project": project})
-    return [_stream(row) for row in await cursor.fetchall()]
+    return [stream_of(row) for row in await cursor.fetchall()]
 
 
 PAGE: LiteralString = (
@@ -52,7 +52,7 @@ ORDER BY producer LIMIT %(rows)s
 async def page(connection: Connection, tenant: str, project: str, *, after: str, rows: int) -> list[Stream]:
     """At most `rows` streams of a project by producer, from the first one behind `after` on."""
     cursor = await connection.execute(PAGE, {"tenant": tenant, "project": project, "after": after, "rows": rows})
-    return [_stream(row) for row in await cursor.fetchall()]
+    return [stream_of(row) for row in await cursor.fetchall()]
 
 
 FIND: LiteralString = COLUMNS + "WHERE tenant = %(tenant)s AND project = %(project)s AND producer = %(producer)s"
@@ -62,7 +62,7 @@ async def find(connection: Connection, tenant: str, project: str, producer: str)
     """The stream of that name, as it stands at this moment."""
     parameters = {"tenant": tenant, "project": project, "producer": producer}
     row = await (await connection.execute(FIND, parameters)).fetchone()
-    return _stream(row) if row else None
+    return stream_of(row) if row else None
 
 
 LOCK: LiteralString = FIND + " FOR NO KEY UPDATE"
@@ -72,7 +72,7 @@ async def lock(connection: Connection, tenant: str, project: str, producer: str)
     """The stream of that name, into which nothing is taken until this transaction ends."""
     parameters = {"tenant": tenant, "project": project, "producer": producer}
     row = await (await connection.execute(LOCK, parameters)).fetchone()
-    return _stream(row) if row else None
+    return stream_of(row) if row else None
 
 
 # In id order, as the group commits lock theirs, so that none waits for another in a circle.
@@ -140,7 +140,8 @@ async def set_cursor(connection: Connection, key: StreamKey, cursor: Cursor) -> 
     await connection.execute(SET_CURSOR, parameters)
 
 
-def _stream(row: TupleRow) -> Stream:
+def stream_of(row: TupleRow) -> Stream:
+    """A row of COLUMNS."""
     tenant, stream, project, producer, retired, floor, contiguous, highest, above = row
     cursor = Cursor(floor, contiguous, highest, bitmap_from_bytes(above))
     return Stream(StreamKey(tenant, stream), project, producer, retired, cursor)
