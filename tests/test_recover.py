@@ -151,7 +151,7 @@ def test_dead_letters_and_holes_are_told(healthy: Healthy, copy: Access):
 
 
 def test_streams_that_nobody_has_written_to_since_a_restore_are_told(healthy: Healthy, copy: Access):
-    """By the restore's own mark or a time that is named. A duplicate counts: that device holds what it sent."""
+    """By the restore's own mark or a time that is named. A duplicate counts, and a refusal does not."""
 
     async def written(*bodies: Inbound) -> None:
         async with running_service(Settings(window=64), copy) as service:
@@ -174,7 +174,7 @@ def test_streams_that_nobody_has_written_to_since_a_restore_are_told(healthy: He
     asyncio.run(mark())
     everyone = [("acme", "device-01"), ("acme", "device-02"), ("umbra", "device-01")]
     assert quiet() == everyone
-    asyncio.run(written(raised.inbound(first), foreign.inbound(b"{}")))
+    asyncio.run(written(raised.inbound(first), foreign.inbound(foreign.envelope(1))))  # the other is a conflict
     assert quiet() == [("acme", "device-01"), ("umbra", "device-01")]
     asyncio.run(written(whole.inbound(whole.envelope(11))))
     assert quiet() == [("umbra", "device-01")]

@@ -22,7 +22,7 @@ from postseal.outbound.outbox import Outbox
 from postseal.postgres.access import Access
 from postseal.postgres.database import Database, Part, connect
 from postseal.postgres.deliveries import Wanted, claim
-from postseal.postgres.invariants import SET_BOUNDS, Breach, Invariant
+from postseal.postgres.invariants import SET_BOUNDS, Breach, Invariant, open_snapshot
 from postseal.postgres.settles import Settle, settle
 from postseal.rules.delivery import Verdict
 from postseal.service import running_service
@@ -532,6 +532,33 @@ def test_fewer_signatures_can_be_verified(copy: Access):
         report = proved(copy, signatures)
         assert report.signatures < report.rows["payloads"]
         assert report.counts["event_identity_wrong"] == report.counts["content_wrong"] == 4
+
+
+def test_what_is_committed_after_the_beginning_is_not_seen(copy: Access):
+    """All proofs are about one moment: even a broken database is healthy in a snapshot that is older."""
+    told: list[str] = []
+
+    def break_it(proof: str, _done: int, _of: int) -> None:
+        if not told:
+            with as_owner(copy) as owner:
+                owner.execute("DELETE FROM identities")
+        told.append(proof)
+
+    assert asyncio.run(verify(copy.owner, progress=break_it)).holds
+    assert told
+    assert not proved(copy).holds
+
+
+def test_nothing_can_be_written_by_the_proofs(access: Access):
+    """Even a proof that tried to would be refused, as the owner too."""
+
+    async def flow() -> None:
+        async with await connect(access.owner, prepare=False) as connection:
+            await open_snapshot(connection)
+            await connection.execute("DELETE FROM streams")
+
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        asyncio.run(flow())
 
 
 def test_a_login_that_may_only_read_is_enough(copy: Access):
