@@ -24,7 +24,8 @@ from postseal.outcomes import Outcome
 from postseal.postgres.access import Access
 from postseal.postgres.database import Connection, Part, connect
 from postseal.postgres.ingest import LockedStream, LookupNames, OpenGroup, StreamKey
-from postseal.rules.stream import Cursor, KeyState
+from postseal.rules.keys import KeyState
+from postseal.rules.stream import Cursor
 from postseal.verdicts import Receipt
 from postseal.web import answers
 
@@ -55,7 +56,7 @@ def steps(device: Device) -> dict[str, float]:
     arrivals = [arrival(device, body, StreamKey("bench", 1)) for body in bodies]
     group = OpenGroup(
         {StreamKey("bench", 1): LockedStream(Cursor(0, 0, 0, 0), retired=False, retention_s=None)},
-        {("bench", arrivals[0].names.keyid): KeyState.ACCEPTING},
+        {("bench", arrivals[0].names.keyid): KeyState.ACTIVE},
         {},
         {},
     )

@@ -135,8 +135,9 @@ def register(access: Access, seed: bytes, tenant: str = TENANT, state: str = "ac
     keyid = ed25519.thumbprint(public_key)
     with as_owner(access) as owner:
         owner.execute(
-            "INSERT INTO signing_keys (tenant, keyid, public_key, state) VALUES (%s, %s, %s, %s)",
-            [tenant, keyid, public_key, state],
+            "INSERT INTO signing_keys (tenant, keyid, public_key, state, accept_until) VALUES (%s, %s, %s, %s,"
+            " CASE WHEN %s = 'retiring' THEN clock_timestamp() + interval '1 hour' END)",
+            [tenant, keyid, public_key, state, state],
         )
     return keyid
 

@@ -23,7 +23,7 @@ TEST_PREFIX = "TEST_"
 """Of the tests' own variables, which the programs that they start inherit."""
 
 MAX_PORT = 65_535
-SECONDS_A_MINUTE, SECONDS_A_DAY = 60, 86_400
+SECONDS_A_MINUTE, SECONDS_AN_HOUR, SECONDS_A_DAY = 60, 3_600, 86_400
 MAX_ATTEMPTS = 100
 """Of one delivery, whoever sets the limit."""
 LISTS = {"TRUSTED_PROXIES", "ALLOWED_CIDRS"}
@@ -110,6 +110,24 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             description="Days after which a payload expires where tenant and project set none",
         ),
     ] = 90
+    key_removal_days: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=36_500,
+            description="Days after its last envelope before which no key can be removed; 0 for as many as "
+            "`payload_retention_days`",
+        ),
+    ] = 0
+    rotation_overlap_hours: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=8760,
+            description="Hours that a key or credential goes on after its device replaced it, or an operator who named "
+            "no other time",
+        ),
+    ] = 168
     credential_days: Annotated[int, Meta(ge=1, le=3650, description="Days that a credential lives")] = 90
     invitation_minutes: Annotated[int, Meta(ge=1, le=10_080, description="Minutes that an enrolment code lives")] = 60
     commit_lanes: Annotated[
@@ -202,6 +220,16 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def payload_retention_s(self) -> int:
         """After how many seconds a payload expires where tenant and project set nothing."""
         return self.payload_retention_days * SECONDS_A_DAY
+
+    @property
+    def key_window_s(self) -> int:
+        """How many seconds after its last envelope a key is kept at least."""
+        return (self.key_removal_days or self.payload_retention_days) * SECONDS_A_DAY
+
+    @property
+    def rotation_overlap_s(self) -> int:
+        """How many seconds what was replaced goes on."""
+        return self.rotation_overlap_hours * SECONDS_AN_HOUR
 
     @property
     def credential_lifetime_s(self) -> int:

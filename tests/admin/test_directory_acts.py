@@ -22,6 +22,7 @@ pytestmark = pytest.mark.anyio
 
 ADA = Actor("os:ada")
 KEYID = "A" * 43
+DAY_S = 86_400
 
 
 async def test_tenants_and_projects_are_made_once(database: Database, access: Access) -> None:
@@ -134,10 +135,11 @@ async def test_streams_and_keys_are_listed_by_project_and_device(database: Datab
 
     listed = await do(database, streams.list_of_tenant, "acme", "gemini")
     assert [(stream.project, stream.producer) for stream in listed] == [("gemini", "d2")]
-    [key] = await do(database, keys.list_of_tenant, "acme", "d1")
+    [key] = await do(database, keys.list_of_tenant, "acme", "d1", window_s=DAY_S)
     assert (key.keyid, key.state) == (first.keyid, "active")
     assert 0 <= key.age_s < 60
-    assert {key.keyid for key in await do(database, keys.list_of_tenant, "acme")} == {first.keyid, second.keyid}
+    listed = await do(database, keys.list_of_tenant, "acme", window_s=DAY_S)
+    assert {key.keyid for key in listed} == {first.keyid, second.keyid}
 
 
 INVITE = {"projects": ["apollo"], "lifetime_s": 60}
@@ -207,7 +209,7 @@ LONG = "a" * 64
         ),
         (credentials.list_of_tenant, ["nope"], {}, Reason.NOT_FOUND, "there is no tenant 'nope'"),
         (credentials.revoke, [ADA, "acme", "0" * 32], {}, Reason.NOT_FOUND, "has no such credential"),
-        (keys.list_of_tenant, ["acme", "d9"], {}, Reason.NOT_FOUND, "has no device 'd9'"),
+        (keys.list_of_tenant, ["acme", "d9"], {"window_s": DAY_S}, Reason.NOT_FOUND, "has no device 'd9'"),
         (keys.revoke, [ADA, "acme", KEYID], {}, Reason.NOT_FOUND, "has no such key"),
         (keys.retire, [ADA, "nope", KEYID], {}, Reason.NOT_FOUND, "there is no tenant 'nope'"),
         (streams.list_of_tenant, ["acme", "x"], {}, Reason.NOT_FOUND, "no project 'x'"),
@@ -268,6 +270,6 @@ async def test_what_belongs_to_another_tenant_is_not_there(database: Database, a
             await do(database, act, *arguments)
         assert refused.value.reason is Reason.NOT_FOUND
     assert await do(database, devices.list_of_tenant, "other") == []
-    assert await do(database, keys.list_of_tenant, "other") == []
+    assert await do(database, keys.list_of_tenant, "other", window_s=DAY_S) == []
     assert await do(database, credentials.list_of_tenant, "other") == []
     assert await do(database, streams.list_of_tenant, "other") == []

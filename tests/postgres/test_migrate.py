@@ -121,6 +121,39 @@ def test_devices_that_were_enrolled_before_can_pull(empty: Access, monkeypatch: 
     assert made == [("apollo", "device-01", "pull", 0)]
 
 
+def test_uses_of_keys_are_known_from_what_was_retained(empty: Access, monkeypatch: pytest.MonkeyPatch):
+    """Each key's last envelope in each stream, and the last expiry of what is kept of it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "migrations", lambda: migrations()[:2])
+        empty.migrate()
+    device, other = enrol(empty, "device-01"), enrol(empty, "device-02")
+    with as_owner(empty) as owner:
+        for stream, sequence, keyid, day, kept in [
+            (device.stream, 1, "a", 1, None),
+            (device.stream, 2, "a", 3, 93),
+            (device.stream, 3, "a", 2, 95),
+            (device.stream, 4, "b", 4, None),
+            (other.stream, 1, "a", 9, 99),
+        ]:
+            owner.execute(
+                "INSERT INTO identities VALUES ('acme', %s, %s, gen_random_uuid(), gen_random_uuid(), '', %s,"
+                " date '2026-01-01' + %s)",
+                [stream, sequence, keyid, day],
+            )
+            if kept is not None:
+                owner.execute(
+                    "INSERT INTO payloads VALUES ('acme', %s, %s, date '2026-01-01' + %s, '', '')",
+                    [stream, sequence, kept],
+                )
+    empty.migrate()
+    with as_owner(empty) as owner:
+        uses = owner.execute(
+            "SELECT stream, keyid, last_at::date - date '2026-01-01', kept_until::date - date '2026-01-01'"
+            " FROM key_uses ORDER BY 1, 2"
+        ).fetchall()
+    assert uses == [(device.stream, "a", 3, 95), (device.stream, "b", 4, 4), (other.stream, "a", 9, 99)]
+
+
 def test_two_at_once_apply_each_migration_once(empty: Access):
     """The second waits for the first and then finds nothing to do."""
     together = threading.Barrier(2)

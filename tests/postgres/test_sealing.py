@@ -258,8 +258,9 @@ def test_one_key_signs_and_retiring_ones_are_still_taken(access: Access):
     with as_owner(access) as owner:
         for number, state in enumerate(["active", "retiring", "verify-only", "revoked", "removed"]):
             owner.execute(
-                "INSERT INTO signing_keys (tenant, keyid, public_key, state) VALUES ('acme', %s, %s, %s)",
-                [str(number) * 43, bytes([number]) * 32, state],
+                "INSERT INTO signing_keys (tenant, keyid, public_key, state, accept_until) VALUES ('acme', %s, %s, %s,"
+                " CASE WHEN %s = 'retiring' THEN clock_timestamp() + interval '1 hour' END)",
+                [str(number) * 43, bytes([number]) * 32, state, state],
             )
         with pytest.raises(errors.UniqueViolation):
             owner.execute(

@@ -8,7 +8,8 @@ import pytest
 from msgspec import structs
 
 from postseal.outcomes import Outcome, Reason
-from postseal.rules.stream import Cursor, Judgement, KeyState, Matches, judge
+from postseal.rules.keys import KeyState
+from postseal.rules.stream import Cursor, Judgement, Matches, judge
 
 WINDOW = 8
 EVENT, OTHER_EVENT = b"e" * 16, b"o" * 16
@@ -27,7 +28,7 @@ class Case:
     sequence: int = 5
     matches: Matches = NOTHING_RETAINED
     retired: bool = False
-    key: KeyState = KeyState.ACCEPTING
+    key: KeyState = KeyState.ACTIVE
 
     def judged(self) -> Judgement:
         """What becomes of it."""
@@ -53,7 +54,7 @@ FAULTS: dict[Outcome | Reason, tuple[str, Callable[[Case], Case]]] = {
     Outcome.DUPLICATE: ("event", lambda case: _with_event(case, IDENTITY)),
     Reason.STREAM_RETIRED: ("retired", lambda case: replace(case, retired=True)),
     Reason.KEY_REVOKED: ("key", lambda case: replace(case, key=KeyState.REVOKED)),
-    Reason.KEY_RETIRED: ("key", lambda case: replace(case, key=KeyState.RETIRED)),
+    Reason.KEY_RETIRED: ("key", lambda case: replace(case, key=KeyState.VERIFY_ONLY)),
     Reason.EVENT_CONFLICT: ("event", lambda case: _with_event(case, OTHER_IDENTITY)),
     Reason.IDEMPOTENCY_CONFLICT: (
         "idempotency",

@@ -1,6 +1,7 @@
 """`/v1/admin/…`: an operator acts in its tenant, on its projects, and nowhere else; every act is in the trail."""
 
 import json
+import time
 from typing import Any
 from uuid import uuid4
 
@@ -91,6 +92,8 @@ CALLS = [
     ("GET", "/keys"),
     ("POST", "/keys/" + "A" * 43 + "/retire"),
     ("POST", "/keys/" + "A" * 43 + "/revoke"),
+    ("POST", "/keys/" + "A" * 43 + "/remove"),
+    ("POST", "/keys"),
     ("GET", "/projects/apollo/streams"),
     ("GET", "/projects/apollo/streams/device-01"),
     ("POST", "/projects/apollo/streams/device-01/raise-floor"),
@@ -197,6 +200,7 @@ def test_acts_do_not_reach_beyond_the_projects(site: Site, operator: str, tenant
         f"/keys/{row[0]}/revoke",
         f"/keys/{foreign.keyid}/revoke",
         f"/keys/{foreign.keyid}/retire",
+        f"/keys/{foreign.keyid}/remove",
         f"/credentials/{zeus.credential_id}/revoke",
         f"/credentials/{foreign.token.credential_id}/revoke",
         f"/credentials/{uuid4()}/revoke",
@@ -205,6 +209,7 @@ def test_acts_do_not_reach_beyond_the_projects(site: Site, operator: str, tenant
         "/devices/shared/retire",
         f"/keys/{shared.keyid}/revoke",
         f"/keys/{shared.keyid}/retire",
+        f"/keys/{shared.keyid}/remove",
         f"/credentials/{wide.credential_id}/revoke",
     ]
     assert {refusal(act(site, operator, path)) for path in missing} == {(404, "not_found")}
@@ -217,7 +222,7 @@ def test_acts_do_not_reach_beyond_the_projects(site: Site, operator: str, tenant
         assert refusal(read(site, operator, path)) == (404, "not_found")
     assert acts(site, tenant) == []
     both = operator_of(site, tenant, "apollo", "zeus")
-    assert [act(site, both, path).status for path in forbidden[1:]] == [204, 409, 204]
+    assert [act(site, both, path).status for path in forbidden[1:]] == [204, 409, 204, 204]
     assert act(site, both, forbidden[0]).status == 204
 
 
@@ -294,6 +299,53 @@ def test_a_key_brings_nothing_new(
     assert (item["keyid"], item["device"], item["state"]) == (device.keyid, "device-01", state)
     [(account, _, action, _)] = acts(site, tenant)
     assert (account, action) == ("owner-1", f"key.{verb}")
+
+
+def test_an_operator_speaks_for_a_key(site: Site, operator: str, device: Device, tenant: str) -> None:
+    """201, and it signs; with an overlap the others retire; nobody speaks for a device of another project."""
+    first, second = ed25519.generate(), ed25519.generate()
+    added = act(site, operator, "/keys", {"device": "device-01", "publicKey": base64url(ed25519.public_key(first))})
+    keyid = ed25519.thumbprint(ed25519.public_key(first))
+    assert (added.status, added.document) == (201, {"keyid": keyid, "retiring": [], "acceptUntilMs": None})
+    body = {"device": "device-01", "publicKey": base64url(ed25519.public_key(second)), "overlapS": 0}
+    rotated = act(site, operator, "/keys", body)
+    assert sorted(rotated.document["retiring"]) == sorted([device.keyid, keyid])
+    assert site.ask(post(device.token.reveal(), device.envelope(1, seed=first))).reason == "key_retired"
+    assert site.ask(post(device.token.reveal(), device.envelope(1, seed=second))).status == 201
+    for document, expected in [
+        (body, (409, "conflict")),
+        (body | {"device": "elsewhere"}, (404, "not_found")),
+        (body | {"device": "nobody"}, (404, "not_found")),
+        (body | {"publicKey": "A" * 43}, (400, "request_invalid")),
+        (body | {"publicKey": "=" * 43}, (400, "request_invalid")),
+    ]:
+        assert refusal(act(site, operator, "/keys", document)) == expected
+    assert [action for _, _, action, _ in acts(site, tenant)] == ["key.register", "key.rotate"]
+
+
+def test_a_key_is_removed_once_nothing_holds_it(site: Site, operator: str, device: Device, tenant: str) -> None:
+    """409 names what holds it, and so does the list; then 204, and its envelopes are `key_unknown`."""
+    token = device.token.reveal()
+    assert site.ask(post(token, device.envelope(1))).status == 201
+    refused = act(site, operator, f"/keys/{device.keyid}/remove")
+    assert refusal(refused) == (409, "conflict")
+    assert "it is active" in refused.document["detail"]
+    [item] = read(site, operator, "/keys").document["items"]
+    assert (item["heldBy"], item["freeAtMs"]) == (["active", "payload", "window"], None)
+    assert abs(item["lastAcceptedAtMs"] / 1000 - time.time()) < 60
+    assert act(site, operator, f"/keys/{device.keyid}/retire").status == 204
+    with as_owner(site.access) as owner:
+        owner.execute(
+            "UPDATE key_uses SET last_at = now() - interval '91 days', kept_until = now() - interval '1 day'"
+            " WHERE tenant = %s",
+            [tenant],
+        )
+    [item] = read(site, operator, "/keys").document["items"]
+    assert (item["heldBy"], item["freeAtMs"]) == ([], None)
+    assert act(site, operator, f"/keys/{device.keyid}/remove").status == 204
+    assert site.ask(post(token, device.envelope(2))).reason == "key_unknown"
+    [item] = read(site, operator, "/keys").document["items"]
+    assert item["state"] == "removed"
 
 
 def test_keys_are_listed_a_page_at_a_time(site: Site, operator: str, tenant: str, device: Device) -> None:

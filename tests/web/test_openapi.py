@@ -32,7 +32,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from served import Site
 from starlette.routing import Route
-from test_enrolments import invite, wanted
+from test_enrolments import base64url, invite, wanted
 from wire import NDJSON, get, post, request
 
 from fleet import Device, enrol, issue
@@ -208,8 +208,10 @@ def good_requests(world: World) -> Iterator[tuple[str, str | None, dict[str, Any
     yield f"POST {admin}/{{producer}}/raise-floor", "operator", {"path_parameters": stream, "body": floor}
     spare = enrol(site.access, f"spare-{uuid4()}")
     token = str(spare.token.credential_id)
-    yield "POST /v1/admin/keys/{keyid}/retire", "operator", {"path_parameters": {"keyid": spare.keyid}}
-    yield "POST /v1/admin/keys/{keyid}/revoke", "operator", {"path_parameters": {"keyid": spare.keyid}}
+    for act in ("retire", "revoke", "remove"):
+        yield f"POST /v1/admin/keys/{{keyid}}/{act}", "operator", {"path_parameters": {"keyid": spare.keyid}}
+    new_key = {"device": spare.name, "publicKey": base64url(ed25519.public_key(ed25519.generate()))}
+    yield "POST /v1/admin/keys", "operator", {"body": new_key | {"overlapS": 60}}
     yield "POST /v1/admin/credentials/{credential}/revoke", "operator", {"path_parameters": {"credential": token}}
     yield "POST /v1/admin/devices/{device}/retire", "operator", {"path_parameters": {"device": spare.name}}
     yield from good_deliveries(world)

@@ -12,12 +12,13 @@ from postseal.admin.secrets import MAX_OVERLAP_S, Schemes, ShownSecret, schemes_
 from postseal.cli.arguments import ProjectName, TenantName
 from postseal.cli.command import Session, command
 from postseal.cli.failures import fail
-from postseal.cli.output import SECONDS_AN_HOUR, print_json, print_record, print_table, record
+from postseal.cli.output import print_json, print_record, print_table, record
 from postseal.outbound.holding import move_mail
 from postseal.outbound.probing import probe
 from postseal.postgres.database import Connection, Database, Part
 from postseal.postgres.destinations import Destination
 from postseal.rules.delivery import Attempted
+from postseal.settings import SECONDS_AN_HOUR
 from postseal.worker_service import deployment_key, http_sender
 
 DestinationName = Annotated[str, Argument(metavar="DESTINATION", help="The destination.", show_default=False)]

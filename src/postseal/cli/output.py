@@ -9,12 +9,10 @@ from uuid import UUID
 
 from typer import echo
 
-from postseal.settings import SECONDS_A_DAY, SECONDS_A_MINUTE
+from postseal.settings import SECONDS_A_DAY, SECONDS_A_MINUTE, SECONDS_AN_HOUR
 
 Record = Mapping[str, Any]
 """Names in camelCase, as on the wire, and their values; the name of a time ends in `Ms`, as its JSON form is."""
-
-SECONDS_AN_HOUR = 3_600
 
 
 def record(row: object) -> dict[str, Any]:

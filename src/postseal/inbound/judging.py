@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from postseal.identity.verified import VerifiedIdentity
 from postseal.outcomes import Outcome, Reason
 from postseal.postgres.ingest import AuditRow, LookupNames, OpenGroup, RetainedRow, StreamKey
-from postseal.rules.stream import Cursor, KeyState, Matches, judge
+from postseal.rules.keys import KeyState
+from postseal.rules.stream import Cursor, Matches, judge
 from postseal.verdicts import Receipt, Refusal, Verdict
 
 SALT_BYTES = 16

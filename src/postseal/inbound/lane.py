@@ -2,7 +2,8 @@
 
 1. begin, lock the streams, read keys and names (`postgres/ingest.py`)
 2. judge each entry in order (`judging.py`, `rules/stream.py`)
-3. write identities, payloads, audit events and cursors; commit; look at the commit
+3. write identities, payloads, audit events and cursors, and now and then which keys were used (`uses.py`); commit; look
+   at the commit
 
 When a group fails: SQLSTATE class 22 or 23, or an exception of our own, is a bug of ours, and the group runs again one
 by one, so that one envelope never fails another. Class 40 runs the group once more. Whatever else happens, nothing is
@@ -10,6 +11,7 @@ known.
 """
 
 import os
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
@@ -20,9 +22,11 @@ from structlog.typing import FilteringBoundLogger
 
 from postseal.errors import Unavailable
 from postseal.inbound.judging import SALT_BYTES, Arrival, Entry, Ledger
+from postseal.inbound.uses import NotedUses
 from postseal.logs import where
 from postseal.metrics import CommitResult, Metrics
 from postseal.postgres.ingest import StreamKey, close_group, open_group
+from postseal.postgres.key_uses import KeyUse
 from postseal.postgres.transaction import (
     DATABASE_DEADLINE_S,
     CommitWitness,
@@ -56,6 +60,7 @@ class Lane:
         self._default_retention_s = default_retention_s
         self._metrics = metrics
         self._moved = moved
+        self._uses = NotedUses(time.monotonic)
         self._connection: Connection | None = None
 
     async def __aenter__(self) -> Self:
@@ -101,8 +106,10 @@ class Lane:
     async def _transact(self, entries: Sequence[Entry]) -> list[Verdict]:
         async with self._borrowed() as connection:
             with self._metrics.commit_seconds.time():
-                ledger = await within_deadline(connection, self._exchange(connection, entries), DATABASE_DEADLINE_S)
+                exchange = self._exchange(connection, entries)
+                ledger, uses = await within_deadline(connection, exchange, DATABASE_DEADLINE_S)
         self._metrics.commits[CommitResult.CERTAIN].inc()
+        self._uses.noted(uses)
         self._tell(ledger.cursors)
         return ledger.verdicts
 
@@ -112,7 +119,7 @@ class Lane:
         except Exception as fault:  # noqa: BLE001 - what is committed is answered, whatever becomes of a hint
             _log.error("hint_not_told", error=type(fault).__name__, at=where(fault))
 
-    async def _exchange(self, connection: Connection, entries: Sequence[Entry]) -> Ledger:
+    async def _exchange(self, connection: Connection, entries: Sequence[Entry]) -> tuple[Ledger, list[KeyUse]]:
         with CommitWitness(connection) as witness:
             group = await open_group(connection, [entry.names for entry in entries if isinstance(entry, Arrival)])
             ledger = Ledger.of(
@@ -122,10 +129,11 @@ class Lane:
                 default_retention_s=self._default_retention_s,
                 salts=os.urandom(SALT_BYTES * len(entries)),
             )
+            uses = self._uses.due(ledger.retained)
             await close_group(
-                connection, witness, retained=ledger.retained, audits=ledger.audits, cursors=ledger.cursors
+                connection, witness, retained=ledger.retained, audits=ledger.audits, cursors=ledger.cursors, uses=uses
             )
-        return ledger
+        return ledger, uses
 
     @asynccontextmanager
     async def _borrowed(self) -> AsyncGenerator[Connection]:

@@ -3,7 +3,8 @@
 1. `open_group`: begin, lock the streams in id order, then read, with snapshots taken after the locks were had, the
    keys' states and whatever is retained under the envelopes' names
 2. (the caller judges each envelope in order)
-3. `close_group`: write identities, payloads, audit events and cursors set-wise, commit, and look at the commit
+3. `close_group`: write identities, payloads, audit events and cursors set-wise, and now and then which keys were used;
+   commit, and look at the commit
 
 Locks are taken in id order, so that two groups cannot deadlock. The look-ups join by one index each under UNION ALL,
 never by OR, and hash and merge joins, sequential and bitmap scans are off in this transaction: each statement is a
@@ -18,8 +19,11 @@ from msgspec import Struct
 
 from postseal.postgres import arrays
 from postseal.postgres.exchange import Statement, exchange
+from postseal.postgres.key_states import STATE_NOW
+from postseal.postgres.key_uses import KeyUse, note
 from postseal.postgres.transaction import BEGIN, SET_BOUNDS_AND_PLANS, CommitWitness, Connection
-from postseal.rules.stream import Cursor, KeyState
+from postseal.rules.keys import KeyState
+from postseal.rules.stream import Cursor
 
 
 class StreamKey(Struct, frozen=True, gc=False):
@@ -98,17 +102,12 @@ ORDER BY s.stream
 FOR NO KEY UPDATE OF s
 """
 
-# A retiring key accepts until its time comes, by the database's clock after the locks were had.
+# By the database's clock after the locks were had.
 READ_KEYS: LiteralString = """
-SELECT k.tenant, k.keyid,
-       CASE k.state WHEN 'active' THEN 'accepting'
-                    WHEN 'retiring' THEN
-                        CASE WHEN clock_timestamp() < k.accept_until THEN 'accepting' ELSE 'retired' END
-                    WHEN 'verify-only' THEN 'retired'
-                    ELSE k.state END
+SELECT k.tenant, k.keyid, {state}
 FROM unnest(%(tenants)s::text[], %(keyids)s::text[]) AS wanted (tenant, keyid)
 JOIN keys k ON k.tenant = wanted.tenant AND k.keyid = wanted.keyid
-"""
+""".replace("{state}", STATE_NOW)
 
 # An equality join leaves the planner free to probe another index by (tenant, stream) and read a whole stream: with few
 # rows or none that costs the same, and a generic plan of a fresh database lost most of its speed within seconds. An
@@ -219,10 +218,12 @@ async def close_group(
     retained: Sequence[RetainedRow],
     audits: Sequence[AuditRow],
     cursors: dict[StreamKey, Cursor],
+    uses: Sequence[KeyUse],
 ) -> None:
     """Write all of it and commit; returns only when the commit is certain."""
     write = _WRITE(**_retained_columns(retained), **_audit_columns(audits), **_cursor_columns(cursors))
-    _, committed = await exchange(connection, [write, _COMMIT()])
+    noting = [note(uses)] if uses else []
+    *_, committed = await exchange(connection, [write, *noting, _COMMIT()])
     witness.require_commit(committed.tag)
 
 

@@ -4,9 +4,13 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import LiteralString
 
+from psycopg.rows import TupleRow
+
 from postseal.postgres.ingest import StreamKey
+from postseal.postgres.key_states import ACCEPT_UNTIL_NOW, STATE_NOW
 from postseal.postgres.page import WHOLE, ListPart
 from postseal.postgres.transaction import Connection
+from postseal.rules.keys import KeyState
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +60,45 @@ async def insert_if_new(connection: Connection, *, tenant: str, keyid: str, devi
 
 @dataclass(frozen=True, slots=True)
 class RegisteredKey:
-    """Whose a key is and how it stands; the states are those of protocol section 8."""
+    """A key and how it stands at `read_at`, by the database's clock.
 
+    `age_s` is the whole seconds since it was registered; `accept_until` is None unless it retires.
+    """
+
+    keyid: str
     device: str
-    state: str
+    state: KeyState
+    age_s: int
+    accept_until: datetime | None
+    registered_at: datetime
+    changed_at: datetime
+    read_at: datetime
 
 
-FIND: LiteralString = "SELECT device, state FROM keys WHERE tenant = %(tenant)s AND keyid = %(keyid)s"
+COLUMNS: LiteralString = """
+SELECT k.keyid, k.device, {state}, extract(epoch FROM clock_timestamp() - k.registered_at)::bigint,
+       {accept_until}, k.registered_at, k.changed_at, clock_timestamp()
+FROM keys k
+WHERE k.tenant = %(tenant)s
+""".replace("{state}", STATE_NOW).replace("{accept_until}", ACCEPT_UNTIL_NOW)
+FIND: LiteralString = COLUMNS + "AND k.keyid = %(keyid)s"
 
 
 async def find(connection: Connection, tenant: str, keyid: str) -> RegisteredKey | None:
     """The tenant's key of that id, in whatever state."""
     row = await (await connection.execute(FIND, {"tenant": tenant, "keyid": keyid})).fetchone()
-    return RegisteredKey(*row) if row else None
+    return _key(row) if row else None
+
+
+COUNT: LiteralString = """
+SELECT count(*) FROM keys WHERE tenant = %(tenant)s AND device = %(device)s AND state <> 'removed'
+"""
+
+
+async def count(connection: Connection, tenant: str, device: str) -> int:
+    """How many keys a device has that are not removed; they stay so many while the device is locked."""
+    row = await (await connection.execute(COUNT, {"tenant": tenant, "device": device})).fetchone()
+    return row[0] if row else 0
 
 
 SET_STATE: LiteralString = """
@@ -77,43 +107,52 @@ WHERE tenant = %(tenant)s AND keyid = %(keyid)s
 """
 
 
-async def set_state(connection: Connection, tenant: str, keyid: str, state: str) -> None:
+async def set_state(connection: Connection, tenant: str, keyid: str, state: KeyState) -> None:
     """Let a key stand at `state`, not `retiring`; the caller holds the locks of its device's streams."""
     await connection.execute(SET_STATE, {"tenant": tenant, "keyid": keyid, "state": state})
 
 
-@dataclass(frozen=True, slots=True)
-class ListedKey:
-    """A key as administrators see it; `age_s` is the whole seconds since it was registered."""
+LET_RETIRE: LiteralString = """
+UPDATE keys SET state = 'retiring', changed_at = clock_timestamp(),
+                accept_until = clock_timestamp() + make_interval(secs => %(overlap_s)s)
+WHERE tenant = %(tenant)s AND device = %(device)s AND state = 'active'
+  AND (%(keyid)s::text IS NULL OR keyid = %(keyid)s)
+RETURNING keyid, accept_until
+"""
 
-    keyid: str
-    device: str
-    state: str
-    age_s: int
-    accept_until: datetime | None
-    registered_at: datetime
-    changed_at: datetime
+
+async def let_retire(
+    connection: Connection, tenant: str, device: str, *, overlap_s: int, keyid: str | None = None
+) -> dict[str, datetime]:
+    """Let a device's active keys, or that one of them, accept for `overlap_s` seconds more; until when each does.
+
+    The caller has locked the device; where `overlap_s` can be 0, also its streams.
+    """
+    parameters = {"tenant": tenant, "device": device, "overlap_s": overlap_s, "keyid": keyid}
+    return dict(await (await connection.execute(LET_RETIRE, parameters)).fetchall())
 
 
 LIST: LiteralString = """
-SELECT keyid, device, state, extract(epoch FROM clock_timestamp() - registered_at)::bigint, accept_until,
-       registered_at, changed_at
-FROM keys
-WHERE tenant = %(tenant)s
-  AND (%(device)s::text IS NULL OR device = %(device)s)
+{columns}
+  AND (%(device)s::text IS NULL OR k.device = %(device)s)
   AND (%(projects)s::text[] IS NULL
        OR EXISTS (SELECT FROM streams s
-                  WHERE s.tenant = %(tenant)s AND s.producer = device AND s.project = ANY(%(projects)s)))
+                  WHERE s.tenant = %(tenant)s AND s.producer = k.device AND s.project = ANY(%(projects)s)))
   AND (%(after)s::text IS NULL
-       OR (device, registered_at, keyid) > (SELECT k.device, k.registered_at, k.keyid FROM keys k
-                                            WHERE k.tenant = %(tenant)s AND k.keyid = %(after)s))
-ORDER BY device, registered_at, keyid LIMIT %(limit)s
-"""
+       OR (k.device, k.registered_at, k.keyid) > (SELECT a.device, a.registered_at, a.keyid FROM keys a
+                                                  WHERE a.tenant = %(tenant)s AND a.keyid = %(after)s))
+ORDER BY k.device, k.registered_at, k.keyid LIMIT %(limit)s
+""".replace("{columns}", COLUMNS)
 
 
 async def list_of_tenant(
     connection: Connection, tenant: str, device: str | None = None, part: ListPart = WHOLE
-) -> list[ListedKey]:
+) -> list[RegisteredKey]:
     """A tenant's keys, or those of one of its devices, by device, oldest first; `part.after` is one's id."""
     cursor = await connection.execute(LIST, {"tenant": tenant, "device": device, **asdict(part)})
-    return [ListedKey(*row) for row in await cursor.fetchall()]
+    return [_key(row) for row in await cursor.fetchall()]
+
+
+def _key(row: TupleRow) -> RegisteredKey:
+    keyid, device, state, *others = row
+    return RegisteredKey(keyid, device, KeyState(state), *others)

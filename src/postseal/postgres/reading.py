@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import LiteralString
 
 from postseal.postgres.ingest import StreamKey
+from postseal.postgres.key_states import ACCEPT_UNTIL_NOW, STATE_NOW
 from postseal.postgres.transaction import Connection
 
 READ_CONTIGUOUS: LiteralString = """
@@ -89,10 +90,10 @@ class KeyRow:
 
 
 LIST_KEYS: LiteralString = """
-SELECT keyid, public_key, state, accept_until, registered_at, changed_at
-FROM keys WHERE tenant = %(tenant)s AND device = %(device)s
-ORDER BY registered_at, keyid
-"""
+SELECT k.keyid, k.public_key, {state}, {accept_until}, k.registered_at, k.changed_at
+FROM keys k WHERE k.tenant = %(tenant)s AND k.device = %(device)s
+ORDER BY k.registered_at, k.keyid
+""".replace("{state}", STATE_NOW).replace("{accept_until}", ACCEPT_UNTIL_NOW)
 
 
 async def list_keys(connection: Connection, *, tenant: str, device: str) -> list[KeyRow]:

@@ -16,20 +16,10 @@ A key that was removed after its signature was checked stands before all of thes
 have refused it.
 """
 
-from enum import StrEnum
-
 from msgspec import Struct
 
 from postseal.outcomes import Outcome, Reason
-
-
-class KeyState(StrEnum):
-    """Whether a key may still bring something new, read under the stream's lock."""
-
-    ACCEPTING = "accepting"
-    RETIRED = "retired"
-    REVOKED = "revoked"
-    REMOVED = "removed"
+from postseal.rules.keys import KeyState
 
 
 class Cursor(Struct, frozen=True, gc=False):
@@ -126,7 +116,7 @@ def judge(
         return Judgement(Reason.STREAM_RETIRED, cursor)
     if key is KeyState.REVOKED:
         return Judgement(Reason.KEY_REVOKED, cursor)
-    if key is KeyState.RETIRED:
+    if key is KeyState.VERIFY_ONLY:
         return Judgement(Reason.KEY_RETIRED, cursor)
     if matches.identity_of_event is not None:
         return Judgement(Reason.EVENT_CONFLICT, cursor)

@@ -3,7 +3,6 @@
 Their types and docstrings are what /openapi.json says of them.
 """
 
-import base64
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
@@ -12,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from starlette.responses import Response
 
 from postseal.enrolment import Enrolled
-from postseal.envelope import dsse
+from postseal.envelope import base64url, dsse
 from postseal.inbound import reading
 from postseal.inbound.reading import Page
 from postseal.outbound.wishes import LATEST_MS
@@ -173,7 +172,7 @@ def of_key(key: KeyRow) -> ProducerKey:
     """A public key."""
     return ProducerKey(
         key.keyid,
-        base64url(key.public_key),
+        base64url.encode(key.public_key),
         key.state,
         milliseconds(key.registered_at),
         milliseconds(key.changed_at),
@@ -205,11 +204,6 @@ def milliseconds(at: datetime) -> int:
 def time_of(at_ms: int | UnsetType) -> datetime | None:
     """The time that was told in milliseconds, if one was."""
     return None if at_ms is UNSET else EPOCH + timedelta(milliseconds=at_ms)
-
-
-def base64url(raw: bytes) -> str:
-    """Base64url without padding."""
-    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
 
 
 def _of_item(item: EnvelopeRow | reading.ClosedRange) -> Item:

@@ -5,8 +5,6 @@ too many random bits to be guessed, but a guess costs us the verification of a s
 writes rows besides.
 """
 
-import base64
-import binascii
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -15,6 +13,7 @@ from starlette.responses import Response
 
 from postseal.door import Door
 from postseal.enrolment import enrol
+from postseal.envelope import base64url
 from postseal.errors import Refused, Unavailable
 from postseal.outcomes import Reason
 from postseal.postgres.database import Database
@@ -104,13 +103,6 @@ class EnrolmentCalls:
 
 def _from_base64url(text: str) -> bytes:
     try:
-        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except (ValueError, binascii.Error):
-        raise _invalid() from None
-    if documents.base64url(raw) != text:
-        raise _invalid()
-    return raw
-
-
-def _invalid() -> Refused:
-    return Refused(Reason.REQUEST_INVALID, "publicKey and proof must be in base64url without padding")
+        return base64url.decode(text)
+    except ValueError:
+        raise Refused(Reason.REQUEST_INVALID, "publicKey and proof must be in base64url without padding") from None

@@ -4,11 +4,12 @@ from typing import Literal
 
 from msgspec import Struct
 
+from postseal.envelope import base64url
 from postseal.identity.verified import Role
 from postseal.postgres.database import Database
 from postseal.postgres.signing_keys import list_verifying
 from postseal.web.calls import Asked, Call, Reception
-from postseal.web.documents import Nothing, base64url
+from postseal.web.documents import Nothing
 
 READERS = (Role.DEVICE, Role.CONSUMER, Role.SENDER)
 
@@ -45,4 +46,4 @@ class KeyCalls:
         """The public keys with which deliveries of the caller's tenant are verified; revoked ones are left out."""
         tenant = asked.caller.tenant
         found = await self._database.transact(lambda connection: list_verifying(connection, tenant), tenant=tenant)
-        return SigningKeySet([SigningKey(key.keyid, base64url(key.public_key), key.state) for key in found])
+        return SigningKeySet([SigningKey(key.keyid, base64url.encode(key.public_key), key.state) for key in found])

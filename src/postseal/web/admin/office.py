@@ -25,6 +25,7 @@ class Office:
     database: Database
     invitation_lifetime_s: int
     credential_lifetime_s: int
+    key_window_s: int
 
     async def act(self, asked: Asked[Any, Any], work: Callable[[Connection, Operator], Awaitable[T]]) -> T:
         """The result of `work` for whoever asked, in one transaction, committed for certain."""

@@ -1,0 +1,94 @@
+"""Keys only fall, and each thing that holds one from being removed holds it alone."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from postseal.rules.keys import (
+    NOTED_WITHIN,
+    Hold,
+    HoldKind,
+    KeyState,
+    Use,
+    free_at,
+    holds_of_device_key,
+    holds_of_signing_key,
+    may_become,
+)
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+DAY, MOMENT = timedelta(days=1), timedelta(microseconds=1)
+WINDOW = 90 * DAY
+LONG_AGO = NOW - WINDOW - NOTED_WITHIN
+GONE = Use("apollo", LONG_AGO, NOW - NOTED_WITHIN, has_holes=False)
+"""A use that holds nothing any more, by no more than a moment."""
+
+
+def of_device(
+    *uses: Use, state: KeyState = KeyState.VERIFY_ONLY, accept_until: datetime | None = None, now: datetime = NOW
+) -> list[Hold]:
+    """What holds a device's key."""
+    return holds_of_device_key(state, accept_until, uses, window=WINDOW, now=now)
+
+
+def test_no_key_ever_rises():
+    """From each state only lower ones are reached, and `removed` from none that may bring something new."""
+    order = list(KeyState)
+    reached = {(state, to) for state in order for to in order if may_become(state, to)}
+    assert all(order.index(state) < order.index(to) for state, to in reached)
+    assert {state for state, to in reached if to is KeyState.REMOVED} == {KeyState.VERIFY_ONLY, KeyState.REVOKED}
+    assert {state for state, to in reached if to is KeyState.REVOKED} == set(order[:3])
+
+
+@pytest.mark.parametrize("state", [KeyState.VERIFY_ONLY, KeyState.REVOKED])
+def test_nothing_holds_a_key_that_was_never_used_or_is_done_with(state: KeyState):
+    """To the moment at which the last of it ended."""
+    assert of_device(state=state) == []
+    assert of_device(GONE, state=state) == []
+
+
+@pytest.mark.parametrize(
+    ("use", "kind", "until"),
+    [
+        (Use("apollo", LONG_AGO + MOMENT, GONE.kept_until, has_holes=False), HoldKind.WINDOW, NOW + MOMENT),
+        (Use("apollo", LONG_AGO, GONE.kept_until + MOMENT, has_holes=False), HoldKind.PAYLOAD, NOW + MOMENT),
+        (Use("apollo", LONG_AGO, GONE.kept_until, has_holes=True), HoldKind.HOLES, None),
+    ],
+)
+def test_each_use_holds_alone(use: Use, kind: HoldKind, until: datetime | None):
+    """One condition that fails is one hold, with its end where that is known; beside uses that hold nothing."""
+    [hold] = of_device(GONE, use, GONE)
+    assert (hold.kind, hold.until) == (kind, until)
+    assert hold.place == (None if kind is HoldKind.WINDOW else "apollo")
+    assert free_at([hold]) == until
+    if until is not None:
+        assert of_device(use, now=until) == []
+
+
+def test_a_key_that_may_bring_something_new_is_held():
+    """An active one for good as things stand, a retiring one until its time is over."""
+    assert of_device(state=KeyState.ACTIVE) == [Hold(HoldKind.ACTIVE)]
+    [hold] = of_device(state=KeyState.RETIRING, accept_until=NOW + DAY)
+    assert hold == Hold(HoldKind.RETIRING, until=NOW + DAY)
+
+
+def test_all_holds_are_told_and_the_last_end_counts():
+    """The greatest end; none that can be told while one has none."""
+    recent = Use("apollo", NOW, NOW + 7 * DAY, has_holes=False)
+    holds = of_device(recent, Use("zeus", LONG_AGO, NOW + 3 * DAY, has_holes=False))
+    assert [hold.kind for hold in holds] == [HoldKind.WINDOW, HoldKind.PAYLOAD, HoldKind.PAYLOAD]
+    assert free_at(holds) == NOW + WINDOW + NOTED_WITHIN
+    assert free_at([*holds, Hold(HoldKind.HOLES, "zeus")]) is None
+    assert free_at([]) is None
+
+
+def test_what_holds_a_signing_key():
+    """That it signs, that it ended too lately, and each destination for which envelopes of it are kept."""
+
+    def held(state: KeyState, ended_at: datetime | None, *kept_for: str) -> list[Hold]:
+        return holds_of_signing_key(state, None, ended_at, kept_for, window=WINDOW, now=NOW)
+
+    assert held(KeyState.ACTIVE, None) == [Hold(HoldKind.ACTIVE)]
+    assert held(KeyState.VERIFY_ONLY, LONG_AGO) == []
+    assert held(KeyState.REVOKED, LONG_AGO + MOMENT) == [Hold(HoldKind.WINDOW, until=NOW + MOMENT)]
+    assert held(KeyState.REVOKED, LONG_AGO, "apollo/orders") == [Hold(HoldKind.ENVELOPE, "apollo/orders")]
