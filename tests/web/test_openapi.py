@@ -232,6 +232,7 @@ def good_deliveries(world: World) -> Iterator[tuple[str, str | None, dict[str, A
     settlement = {"project": "apollo", "sequence": 1, "attempt": 1, "token": str(uuid4()), "verdict": "delivered"}
     yield "POST /v1/deliveries/settle", "device", {"body": {"items": [settlement]}}
     yield "GET /v1/keys", "consumer", {}
+    yield "GET /v1/keyset", "consumer", {}
 
 
 def good_destinations(world: World) -> Iterator[tuple[str, str | None, dict[str, Any]]]:

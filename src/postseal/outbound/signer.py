@@ -58,17 +58,22 @@ class Signer:
     async def _sign(self, key: SigningKey | None, message: bytes) -> tuple[str, bytes]:
         if key is None:
             raise SigningFailed(SealCode.SIGNING_KEY_MISSING, "the tenant has no active signing key")
-        try:
-            async with asyncio.timeout(SIGN_S):
-                signature = await self._keys.sign(self._tenant, key.keyid, message)
-            holds = ed25519.verify(key.public_key, message, signature)
-        except SigningFailed:
-            raise
-        except TimeoutError:
-            raise SigningFailed(SealCode.SIGNING_FAILED, f"no signature within {SIGN_S:g} s") from None
-        except Exception as fault:  # noqa: BLE001 - a deployment's own keys may raise anything
-            raise SigningFailed(SealCode.SIGNING_FAILED, f"{type(fault).__name__} at {where(fault)[-1]}") from None
-        # What is sealed stays as it is for ever: a wrong signature would be a hole that nothing fills.
-        if not holds:
-            raise SigningFailed(SealCode.SIGNING_FAILED, "the signature is not that of the registered key")
-        return key.keyid, signature
+        return key.keyid, await sign(self._keys, self._tenant, key.keyid, key.public_key, message)
+
+
+async def sign(keys: SigningKeys, tenant: str, keyid: str, public_key: bytes, message: bytes) -> bytes:
+    """The signature by a registered key, verified, within SIGN_S. Raises SigningFailed, and nothing else."""
+    try:
+        async with asyncio.timeout(SIGN_S):
+            signature = await keys.sign(tenant, keyid, message)
+        holds = ed25519.verify(public_key, message, signature)
+    except SigningFailed:
+        raise
+    except TimeoutError:
+        raise SigningFailed(SealCode.SIGNING_FAILED, f"no signature within {SIGN_S:g} s") from None
+    except Exception as fault:  # noqa: BLE001 - a deployment's own keys may raise anything
+        raise SigningFailed(SealCode.SIGNING_FAILED, f"{type(fault).__name__} at {where(fault)[-1]}") from None
+    # What is sealed stays as it is for ever: a wrong signature would be a hole that nothing fills.
+    if not holds:
+        raise SigningFailed(SealCode.SIGNING_FAILED, "the signature is not that of the registered key")
+    return signature

@@ -2,6 +2,7 @@
 
 import time
 
+from postseal.outbound.keyset import Keysets
 from postseal.readiness import Readiness
 from postseal.service import Service
 from postseal.web import admin
@@ -59,7 +60,7 @@ def all_calls(service: Service, *, proxies: TrustedProxies, refusals: Refusals) 
         *streams.calls(reception),
         *deliveries.calls(reception),
         *pulls.calls(reception),
-        *KeyCalls(service.delivery).calls(reception),
+        *KeyCalls(service.delivery, Keysets(service.delivery, service.outbox.keys)).calls(reception),
         *admin.calls(office, Outbound(settings, service.delivery, service.sender)),
         *health.calls(),
         *MetricsCalls(service.metrics, service.sampler).calls(),
