@@ -32,6 +32,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from served import Site
 from starlette.routing import Route
+from test_device_renewals import challenge_of, further
 from test_enrolments import base64url, invite, wanted
 from wire import NDJSON, get, post, request
 
@@ -214,8 +215,18 @@ def good_requests(world: World) -> Iterator[tuple[str, str | None, dict[str, Any
     yield "POST /v1/admin/keys", "operator", {"body": new_key | {"overlapS": 60}}
     yield "POST /v1/admin/credentials/{credential}/revoke", "operator", {"path_parameters": {"credential": token}}
     yield "POST /v1/admin/devices/{device}/retire", "operator", {"path_parameters": {"device": spare.name}}
+    yield from good_renewals(world)
     yield from good_deliveries(world)
     yield from good_destinations(world)
+
+
+def good_renewals(world: World) -> Iterator[tuple[str, str | None, dict[str, Any]]]:
+    """The same for what a device renews by itself."""
+    yield "POST /v1/device/keys/challenge", "device", {}
+    # In place of that challenge, which the caller of this has.
+    challenge = challenge_of(world.site, world.device)
+    yield "POST /v1/device/keys", "device", {"body": further(world.device, challenge, ed25519.generate())}
+    yield "POST /v1/device/credential", "device", {}
 
 
 def good_deliveries(world: World) -> Iterator[tuple[str, str | None, dict[str, Any]]]:

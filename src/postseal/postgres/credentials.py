@@ -85,6 +85,42 @@ async def revoke(connection: Connection, tenant: str, credential_id: UUID) -> bo
     return cursor.rowcount == 1
 
 
+LOCK_VALID: LiteralString = """
+SELECT successor FROM credentials
+WHERE credential_id = %(id)s AND tenant = %(tenant)s AND revoked_at IS NULL AND clock_timestamp() < expires_at
+FOR NO KEY UPDATE
+"""
+# Renewed once more, it does not go on for longer.
+REPLACE: LiteralString = """
+UPDATE credentials
+SET successor = %(successor)s,
+    expires_at = CASE WHEN successor IS NULL
+                      THEN least(expires_at, clock_timestamp() + make_interval(secs => %(overlap_s)s))
+                      ELSE expires_at END
+WHERE credential_id = %(id)s AND tenant = %(tenant)s
+RETURNING expires_at
+"""
+
+
+async def replace_if_valid(
+    connection: Connection, tenant: str, credential_id: UUID, *, successor: UUID, overlap_s: int
+) -> datetime | None:
+    """Let a credential end in `overlap_s` seconds at the latest, since it has a successor; returns when it ends.
+
+    An earlier successor is revoked: whoever asks again did not get it. None if the credential is not valid.
+    """
+    names = {"id": credential_id, "tenant": tenant}
+    found = await (await connection.execute(LOCK_VALID, names)).fetchone()
+    if found is None:
+        return None
+    if found[0] is not None:
+        await revoke(connection, tenant, found[0])
+    parameters = names | {"successor": successor, "overlap_s": overlap_s}
+    row = await (await connection.execute(REPLACE, parameters)).fetchone()
+    assert row is not None  # noqa: S101 - it is locked
+    return row[0]
+
+
 FIND_PROJECTS: LiteralString = """
 SELECT projects FROM credentials WHERE tenant = %(tenant)s AND credential_id = %(id)s
 """

@@ -132,6 +132,19 @@ async def let_retire(
     return dict(await (await connection.execute(LET_RETIRE, parameters)).fetchall())
 
 
+SPEAKING: LiteralString = """
+SELECT k.keyid, k.public_key, {state} FROM keys k
+WHERE k.tenant = %(tenant)s AND k.device = %(device)s AND k.state IN ('active', 'retiring')
+ORDER BY k.registered_at DESC, k.keyid
+""".replace("{state}", STATE_NOW)
+
+
+async def speaking_for(connection: Connection, tenant: str, device: str) -> list[tuple[str, bytes, KeyState]]:
+    """Id, public half and state of a device's keys that are active, or retire, or did until lately; newest first."""
+    cursor = await connection.execute(SPEAKING, {"tenant": tenant, "device": device})
+    return [(keyid, bytes(public_key), KeyState(state)) for keyid, public_key, state in await cursor.fetchall()]
+
+
 LIST: LiteralString = """
 {columns}
   AND (%(device)s::text IS NULL OR k.device = %(device)s)

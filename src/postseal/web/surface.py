@@ -11,6 +11,7 @@ from postseal.web.admin.office import Office
 from postseal.web.body import HeldBytes
 from postseal.web.calls import Call, Reception
 from postseal.web.deliveries import DeliveryCalls
+from postseal.web.device import RenewalCalls
 from postseal.web.enrolments import EnrolmentCalls
 from postseal.web.envelopes import EnvelopeCalls
 from postseal.web.health import HealthCalls
@@ -50,6 +51,9 @@ def all_calls(service: Service, *, proxies: TrustedProxies, refusals: Refusals) 
     streams = StreamCalls(service.reads, service.waiting, door=door, proxies=proxies, clock=time.monotonic)
     deliveries = DeliveryCalls(service.outbox, service.admin, accepting=service.accepting, refusals=refusals)
     pulls = PullCalls(service.pulling, door)
+    renewals = RenewalCalls(
+        service.admin, credential_lifetime_s=credential_lifetime_s, overlap_s=settings.rotation_overlap_s
+    )
     lifetimes_s = (settings.invitation_lifetime_s, credential_lifetime_s, settings.key_window_s)
     office = Office(reception, service.admin, *lifetimes_s)
     health = HealthCalls(Readiness(service.ingest, service.committer, service.accepting, time.monotonic))
@@ -60,6 +64,7 @@ def all_calls(service: Service, *, proxies: TrustedProxies, refusals: Refusals) 
         *streams.calls(reception),
         *deliveries.calls(reception),
         *pulls.calls(reception),
+        *renewals.calls(reception),
         *KeyCalls(service.delivery, Keysets(service.delivery, service.outbox.keys)).calls(reception),
         *admin.calls(office, Outbound(settings, service.delivery, service.sender)),
         *health.calls(),
