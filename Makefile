@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ARGS ?=
 WORKERS ?= 3
 
-.PHONY: bench-parts help setup demo test soak check bench bench-large bench-outbox lock clean
+.PHONY: bench-parts bench-sweep help setup demo test soak check bench bench-large bench-outbox lock clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -46,6 +46,9 @@ bench: $(VENV)/.dev ## measure ingest beside pgbench and print the ratios
 
 bench-large: $(VENV)/.dev ## measure ingest with ten million identities, with holes, and into one stream
 	$(BIN)/python -m bench.large $(ARGS)
+
+bench-sweep: $(VENV)/.dev ## measure acknowledgements while a million expired payloads are deleted
+	$(BIN)/python -m bench.sweep $(ARGS)
 
 bench-parts: $(VENV)/.dev ## time each step of one envelope alone
 	$(BIN)/python -m bench.parts

@@ -213,11 +213,20 @@ class Metrics:
             "oldest_payload_age_seconds",
             "Age of the payload that expires next: the oldest, where all are kept equally long",
         )
+        self.held_tenants = self._database_gauge("held_tenants", "Tenants of which a hold lets no payload be deleted")
         self.expired_payloads = self._database_gauge(
-            "expired_payloads", "Payloads that have expired and are not deleted yet, counted up to 10,000"
+            "expired_payloads",
+            "Payloads that have expired and are not deleted yet, counted up to 10,000; without those that are held",
         )
         self.expired_age = self._database_gauge(
             "expired_payload_age_seconds", "How long ago the first of those expired"
+        )
+        self.swept = self._counter("payloads_swept_total", "Expired payloads that were deleted")
+        self.dated = self._counter(
+            "payloads_dated_total", "Payloads of deliveries that ended, which were given their time of expiry"
+        )
+        self.sweeps_failed = self._counter(
+            "sweep_failures_total", "Batches of the sweep that failed; it goes on with a smaller one"
         )
 
     def _make_process(self) -> None:

@@ -26,6 +26,7 @@ from postseal.outbound.worker import Worker
 from postseal.postgres.access import Access
 from postseal.postgres.backlog import Backlog, OutboundBacklog, read_backlog, read_outbound_backlog
 from postseal.postgres.database import Database
+from postseal.retention import Sweeper
 
 SAMPLE_EVERY_S = 1.0
 BACKLOG_FOR_S = 15.0
@@ -47,6 +48,7 @@ class Sampler:
     inbox: Inbox
     committer: Committer
     _worker: Worker | None = None
+    _sweeper: Sweeper | None = None
     _brought: dict[Counter, float] = field(default_factory=dict[Counter, float])
     _process: ProcessCollector = field(default_factory=lambda: ProcessCollector(registry=None))
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -61,11 +63,17 @@ class Sampler:
         self._worker = worker
         self.pools = {**self.pools, Pool.WORKER: pool}
 
+    def watch_sweep(self, sweeper: Sweeper) -> None:
+        """Bring what this process's sweep did too."""
+        self._sweeper = sweeper
+
     def sample(self) -> None:
         """Bring everything that is known without asking."""
         self._sample_flow()
         if self._worker is not None:
             self._sample_worker(self._worker)
+        if self._sweeper is not None:
+            self._sample_sweep(self._sweeper)
         self._sample_database()
         self._sample_process()
 
@@ -93,6 +101,7 @@ class Sampler:
         metrics.streams_with_holes.set(backlog.streams_with_holes)
         metrics.missing_sequences.set(backlog.missing_sequences)
         metrics.payload_age.set(backlog.oldest_payload_age_s)
+        metrics.held_tenants.set(backlog.held_tenants)
         metrics.expired_payloads.set(backlog.expired_payloads)
         metrics.expired_age.set(backlog.expired_age_s)
 
@@ -127,6 +136,12 @@ class Sampler:
         self._bring(metrics.turns_lost[Lost.FAILED], worker.failed_turns)
         self._bring(metrics.turns_lost[Lost.CUT_OFF], worker.timed_out_turns)
         metrics.deliveries_out.set(worker.out)
+
+    def _sample_sweep(self, sweeper: Sweeper) -> None:
+        metrics = self.metrics
+        self._bring(metrics.swept, sweeper.counts.swept)
+        self._bring(metrics.dated, sweeper.counts.dated)
+        self._bring(metrics.sweeps_failed, sweeper.counts.failed)
 
     def _sample_limiter(self, name: Limiter, limiter: RateLimiter) -> None:
         for granted, asked in ((True, limiter.granted), (False, limiter.refused)):

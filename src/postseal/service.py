@@ -26,6 +26,7 @@ from postseal.outbound.pulling import Pulling
 from postseal.outbound.wishes import Sealed
 from postseal.postgres.access import Access
 from postseal.postgres.database import POOL_SIZE, READ_POOL_SIZE, Database, Part, connect
+from postseal.retention import CONNECTIONS as SWEEP_CONNECTIONS
 from postseal.sampler import Sampler, sampling
 from postseal.senders import Sender
 from postseal.settings import Settings
@@ -62,9 +63,10 @@ class Service:
 
 
 def connections_a_process(settings: Settings) -> int:
-    """To how many connections one process's lanes, pools, worker and hints can grow."""
+    """To how many connections one process's lanes, pools, worker, sweep and hints can grow."""
     worker = worker_connections(settings) if settings.worker else 0
-    return settings.commit_lanes + 3 * POOL_SIZE + READ_POOL_SIZE + HINT_CONNECTIONS + worker
+    sweep = SWEEP_CONNECTIONS if settings.sweep else 0
+    return settings.commit_lanes + 3 * POOL_SIZE + READ_POOL_SIZE + HINT_CONNECTIONS + worker + sweep
 
 
 @asynccontextmanager

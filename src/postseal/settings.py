@@ -24,6 +24,7 @@ TEST_PREFIX = "TEST_"
 
 MAX_PORT = 65_535
 SECONDS_A_MINUTE, SECONDS_AN_HOUR, SECONDS_A_DAY = 60, 3_600, 86_400
+MAX_RETENTION_DAYS = 36_500
 MAX_ATTEMPTS = 100
 """Of one delivery, whoever sets the limit."""
 LISTS = {"TRUSTED_PROXIES", "ALLOWED_CIDRS"}
@@ -106,7 +107,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=1,
-            le=36_500,
+            le=MAX_RETENTION_DAYS,
             description="Days after which a payload expires where tenant and project set none",
         ),
     ] = 90
@@ -128,6 +129,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "no other time",
         ),
     ] = 168
+    sweep: Annotated[bool, Meta(description="Whether `serve` deletes expired payloads too")] = True
+    sweep_pause_s: Annotated[
+        float,
+        Meta(ge=0.01, le=60, description="Seconds between two batches of at most 1,000 payloads that are deleted"),
+    ] = 0.1
     credential_days: Annotated[int, Meta(ge=1, le=3650, description="Days that a credential lives")] = 90
     invitation_minutes: Annotated[int, Meta(ge=1, le=10_080, description="Minutes that an enrolment code lives")] = 60
     commit_lanes: Annotated[

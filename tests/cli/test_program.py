@@ -82,7 +82,13 @@ def test_a_noun_tells_what_its_verbs_do(cli: Cli, noun: str) -> None:
 
 
 COMMANDS = {
-    "serve": ["--host", "--port", "--processes"],
+    "serve": ["--host", "--port", "--processes", "--no-worker", "--no-sweep"],
+    "sweep": ["--once", "--dry-run"],
+    "retention show": ["TENANT"],
+    "retention set": ["TENANT", "--project", "--days", "--default"],
+    "hold place": ["TENANT", "HOLD", "--reason"],
+    "hold release": ["TENANT", "HOLD", "--reason"],
+    "hold list": ["TENANT"],
     "migrate": ["--plan", "--new-passwords"],
     "verify": ["--signatures"],
     "recover": ["--since", "--dry-run"],

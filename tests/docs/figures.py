@@ -57,6 +57,20 @@ def large(found: Results) -> str:
     )
 
 
+def sweep(found: Results) -> str:
+    """What `make bench-sweep` measured."""
+    loads = sorted(each["load_average"] for side in found["rounds"].values() for each in side)
+    return (
+        f"`{found['command']}`, {found['cpus']} cores, other work on the machine (load average {loads[0]:.1f} to "
+        f"{loads[-1]:.1f}):\n\n"
+        f"| half of {found['top_rate']:,} envelopes/s, in batches of 100 | p50 | p99 |\n|---|---|---|\n"
+        f"| nothing beside | {found['quiet_p50_ms']:.0f} ms | {found['quiet_p99_ms']:.0f} ms |\n"
+        f"| {found['swept_a_second']:,} expired payloads a second are deleted | {found['sweeping_p50_ms']:.0f} ms "
+        f"| {found['sweeping_p99_ms']:.0f} ms |\n"
+        f"| ratio | | {found['p99_ratio']} |\n"
+    )
+
+
 def parts(found: Results) -> str:
     """What `make bench-parts` measured."""
     return (

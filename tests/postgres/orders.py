@@ -35,6 +35,7 @@ TABLES = (
     "destinations",
     "signing_keys",
     "audit_events",
+    "holds",
     "projects",
     "tenants",
 )

@@ -19,6 +19,7 @@ from postseal.postgres.deliveries import CLAIM
 from postseal.postgres.intents import DROP_INTENTS, REFUSE_INTENTS, TAKE_INTENT, TAKE_INTENTS, TENANTS_WITH_INTENTS
 from postseal.postgres.lanes import HOLD, MISPLACED, UNHOLD
 from postseal.postgres.mail import CANCEL, SHOW
+from postseal.postgres.payloads import DATE_ENDED, DELETE_EXPIRED
 from postseal.postgres.sealed import FIND_SEALED
 from postseal.postgres.sealing import INSERT_SEALED, LOCK_DESTINATIONS, READ_SETTLED
 from postseal.postgres.settles import LOCK_GONE, READ_FENCES, RENEW, SETTLE, SETTLE_ENDED, SETTLE_GONE
@@ -88,6 +89,8 @@ def planned(access: Access, statement: str, settings: LiteralString = SET_BOUNDS
 
 QUEUE = ("queue_pkey", {"tenant", "stream", "sequence"})
 DELIVERY = ("deliveries_pkey", {"tenant", "stream", "sequence"})
+PAYLOAD = ("payloads_pkey", {"tenant", "stream", "sequence"})
+EXPIRED = ("payloads_by_tenant_and_expiry", {"tenant", "expires_at"})
 SETTLEMENT = ("settlements_pkey", {"tenant", "stream", "sequence"})
 DESTINATION = ("destinations_pkey", {"tenant", "stream"})
 HEALTH = ("destination_health_pkey", {"tenant", "stream"})
@@ -103,11 +106,10 @@ def in_lane(lane: str) -> tuple[str, set[str]]:
 
 def claim_in(lane: str) -> list[tuple[str, set[str]]]:
     """What a claim probes."""
-    payload = ("payloads_pkey", {"tenant", "stream", "sequence"})
-    return [DESTINATION, in_lane(lane), in_lane(lane), HEALTH, HEALTH, DELIVERY, payload]
+    return [DESTINATION, in_lane(lane), in_lane(lane), HEALTH, HEALTH, DELIVERY, PAYLOAD]
 
 
-REDRIVEN = [DESTINATION, SETTLEMENT, DELIVERY, HEALTH, HEALTH]
+REDRIVEN = [PAYLOAD, DESTINATION, SETTLEMENT, PAYLOAD, DELIVERY, HEALTH, HEALTH]
 DEAD = ("settlements_dead", {"tenant", "project", "settled_at", "stream", "sequence"})
 DEAD_OF_ONE = ("settlements_dead_by_stream", {"tenant", "stream", "settled_at", "sequence"})
 NEXT_STREAM = {"tenant", "stream"}
@@ -162,6 +164,23 @@ PROBES: list[tuple[str, str, list[tuple[str, set[str]]]]] = [
     ("redrive", REDRIVE_SOME[False], [DEAD, *REDRIVEN]),
     ("redrive of one", REDRIVE_SOME[True], [NAME, DEAD_OF_ONE, *REDRIVEN]),
     ("show", SHOW, [ID, DESTINATION, HEALTH, QUEUE, SETTLEMENT]),
+    (
+        "date",
+        DATE_ENDED,
+        [
+            ("settlements_undated", set()),
+            DESTINATION,
+            ("projects_pkey", {"tenant", "project"}),
+            ("tenants_pkey", {"tenant"}),
+            PAYLOAD,
+            SETTLEMENT,
+        ],
+    ),
+    (
+        "delete expired",
+        DELETE_EXPIRED,
+        [("tenants_pkey", {"tenant"}), EXPIRED, EXPIRED, ("holds_pkey", {"tenant"}), PAYLOAD],
+    ),
     ("cancel", CANCEL, [ID, DESTINATION, QUEUE, QUEUE, HEALTH]),
 ]
 SCANS = {

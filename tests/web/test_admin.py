@@ -97,6 +97,12 @@ CALLS = [
     ("GET", "/projects/apollo/streams"),
     ("GET", "/projects/apollo/streams/device-01"),
     ("POST", "/projects/apollo/streams/device-01/raise-floor"),
+    ("GET", "/retention"),
+    ("POST", "/retention"),
+    ("POST", "/projects/apollo/retention"),
+    ("GET", "/holds"),
+    ("POST", "/holds"),
+    ("POST", "/holds/case-17/release"),
     ("GET", "/audit"),
 ]
 

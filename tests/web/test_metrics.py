@@ -190,6 +190,14 @@ def test_the_state_of_the_database(fresh: Site, monkeypatch: pytest.MonkeyPatch)
     assert found["postseal_expired_payloads"] == 1
     assert 420 <= found["postseal_expired_payload_age_seconds"] < 450
     assert 3600 <= found["postseal_oldest_payload_age_seconds"] < 3630
+    assert found["postseal_held_tenants"] == 0
+    with as_owner(fresh.access) as owner:
+        owner.execute(
+            "INSERT INTO holds (tenant, hold, reason, account) VALUES (%s, 'x', '', '')", [fresh.device.tenant]
+        )
+    held = scrape(fresh.port)
+    assert held["postseal_held_tenants"] == 1
+    assert held["postseal_expired_payloads"] == held["postseal_expired_payload_age_seconds"] == 0
     monkeypatch.setattr("postseal.postgres.backlog.MAX_STREAMS", 1)
     assert scrape(fresh.port)["postseal_streams_read"] == 1
 

@@ -216,6 +216,14 @@ def good_requests(world: World) -> Iterator[tuple[str, str | None, dict[str, Any
     yield "POST /v1/admin/credentials/{credential}/revoke", "operator", {"path_parameters": {"credential": token}}
     yield "POST /v1/admin/devices/{device}/retire", "operator", {"path_parameters": {"device": spare.name}}
     yield from good_renewals(world)
+    yield "GET /v1/admin/retention", "operator", {}
+    yield "POST /v1/admin/retention", "operator", {"body": {"days": 30}}
+    apollo = {"path_parameters": {"project": "apollo"}}
+    yield "POST /v1/admin/projects/{project}/retention", "operator", apollo | {"body": {"days": None}}
+    yield "POST /v1/admin/holds", "operator", {"body": {"hold": "case-17", "reason": "a claim"}}
+    yield "GET /v1/admin/holds", "operator", {}
+    released = {"path_parameters": {"hold": "case-17"}, "body": {"reason": "settled"}}
+    yield "POST /v1/admin/holds/{hold}/release", "operator", released
     yield from good_deliveries(world)
     yield from good_destinations(world)
 

@@ -44,13 +44,16 @@ async def redrive(
 ) -> None:
     """Let one dead letter be tried `budget` times more, beside the attempts that it had.
 
-    AdminError: no such tenant, project or dead letter, or a budget that is not 1 to 100.
+    AdminError: no such tenant, project or dead letter, a budget that is not 1 to 100, or a payload that is deleted.
     """
     _require_budget(budget)
     await require_projects(connection, tenant, [project])
     if not await dead_letters.redrive_one(connection, tenant, project, delivery, budget=budget):
         found = await mail.show(connection, tenant, delivery)
-        stands = f": the delivery is {found.state}" if found is not None and found.project == project else ""
+        state = found.state if found is not None and found.project == project else None
+        if state == "dead":
+            raise AdminError(Reason.CONFLICT, "its payload has expired and is deleted: there is nothing left to send")
+        stands = f": the delivery is {state}" if state else ""
         raise AdminError(Reason.NOT_FOUND, f"project {project!r} has no such dead letter{stands}")
     await actor.acted(
         connection, "dead-letter.redrive", tenant=tenant, project=project, delivery=str(delivery), budget=budget
@@ -63,8 +66,8 @@ async def redrive_all(
     """Redrive what `wanted` names, in transactions of at most 1,000 with an audit event each; returns how many.
 
     No more than are dead at the start (100,000 at most), the earliest given up first: what dies again meanwhile is left
-    alone. AdminError: no such tenant, project or code, or a budget that is not 1 to 100. Unavailable: some may be
-    redriven.
+    alone, and so is what has no payload any more. AdminError: no such tenant, project or code, or a budget that is not
+    1 to 100. Unavailable: some may be redriven.
     """
     _require_budget(budget)
     total = await database.transact(lambda connection: count(connection, tenant, project, wanted))

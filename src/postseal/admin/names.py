@@ -1,4 +1,4 @@
-"""What every act asks of the names that it was given: that they are ids, and that they name something."""
+"""What every act asks of what it was given: that names are ids and name something, and that a reason is one."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -11,6 +11,7 @@ from postseal.postgres.transaction import Connection
 
 MAX_PROJECTS = 1_000
 """Projects that one invitation or credential can name."""
+MAX_REASON_CHARACTERS = 500
 
 
 def require_id(noun: str, text: str) -> None:
@@ -42,3 +43,9 @@ async def require_projects(connection: Connection, tenant: str, projects: Sequen
         if project not in existing:
             raise AdminError(Reason.NOT_FOUND, f"tenant {tenant!r} has no project {project!r}")
     return wanted
+
+
+def require_reason(reason: str) -> None:
+    """Raise AdminError unless `reason` is a line of text that the trail can keep."""
+    if not reason.strip() or not reason.isprintable() or len(reason) > MAX_REASON_CHARACTERS:
+        raise AdminError(Reason.REQUEST_INVALID, f"the reason is one line of 1 to {MAX_REASON_CHARACTERS} characters")

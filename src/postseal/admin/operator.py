@@ -40,6 +40,11 @@ class Operator:
         projects = await directory.list_projects(connection, self.tenant)
         return self.projects.issuperset(row.project for row in projects)
 
+    async def require_tenant(self, connection: Connection) -> None:
+        """Raise unless all projects of the tenant are the operator's."""
+        if not await self.covers_tenant(connection):
+            raise Refused(Reason.ROLE_FORBIDDEN, "this reaches into projects that the credential is not for")
+
     async def require_seen_device(self, connection: Connection, device: str) -> None:
         """AdminError `not_found` unless a device has a stream in one of the operator's projects."""
         if self.projects.isdisjoint(await streams.projects_of_device(connection, self.tenant, device)):

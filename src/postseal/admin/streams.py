@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from postseal.admin.actor import Actor
-from postseal.admin.names import require_projects, require_tenant
+from postseal.admin.names import require_projects, require_reason, require_tenant
 from postseal.envelope.canonical import MAX_INTEGER
 from postseal.errors import AdminError
 from postseal.outcomes import Reason
@@ -11,8 +11,6 @@ from postseal.postgres import streams
 from postseal.postgres.streams import Stream
 from postseal.postgres.transaction import Connection
 from postseal.rules.stream import Cursor
-
-MAX_REASON_CHARACTERS = 500
 
 
 async def list_of_tenant(connection: Connection, tenant: str, project: str | None = None) -> list[Stream]:
@@ -52,8 +50,7 @@ async def raise_floor(
     Holes at or below it are closed for ever and the cursor advances. AdminError: no such stream, a floor that does
     not rise, one above the highest sequence without `force`, or a reason that is no line of text.
     """
-    if not reason.strip() or not reason.isprintable() or len(reason) > MAX_REASON_CHARACTERS:
-        raise AdminError(Reason.REQUEST_INVALID, f"the reason is one line of 1 to {MAX_REASON_CHARACTERS} characters")
+    require_reason(reason)
     await require_tenant(connection, tenant)
     stream = _require(await streams.lock(connection, tenant, project, producer), project, producer)
     _require_rise(stream.cursor, floor, force=force)

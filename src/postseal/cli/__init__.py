@@ -14,6 +14,7 @@ from typer import Exit, Option, Typer
 VERBS = {
     "serve": "Run the service until it is stopped.",
     "worker": "Seal and deliver until it is stopped.",
+    "sweep": "Delete expired payloads until it is stopped.",
     "migrate": "Bring the database up to date.",
     "verify": "Prove the database's invariants.",
     "recover": "After a crash or a restore: what waits, what is missing.",
@@ -26,6 +27,8 @@ NOUNS = {
     "device": "Devices: invite, enroll, list, retire.",
     "credential": "Credentials of consumers, senders and operators.",
     "key": "The keys with which devices, and the control plane, sign.",
+    "retention": "How long payloads are kept.",
+    "hold": "Keep a tenant's payloads until released.",
     "stream": "Where each device's stream stands.",
     "audit": "What was accepted, refused and done.",
     "inbox": "What devices have sent.",

@@ -3,7 +3,7 @@
 1. take the port, so that one that is taken is told before anything is started
 2. reach the database: an embedded one is started or joined and brought up to date, any other must be so already
 3. check roles, schema and durability
-4. run the service and its worker, and listen, here or in several processes
+4. run the service, its worker and its sweep, and listen, here or in several processes
 5. on SIGTERM or SIGINT: answer what has come in, then release the database
 """
 
@@ -41,6 +41,9 @@ def serve(
     port: Annotated[int | None, Option(min=0, max=MAX_PORT, help="Port to listen on; 0 takes a free one.")] = None,
     processes: Annotated[int, Option(min=1, max=MAX_PROCESSES, help="Processes that share the work.")] = 1,
     no_worker: Annotated[bool, Option("--no-worker", help="Leave delivering to `postseal worker`.")] = False,
+    no_sweep: Annotated[
+        bool, Option("--no-sweep", help="Leave deleting what has expired to `postseal sweep`.")
+    ] = False,
 ) -> None:
     """Run the service until it is stopped."""
     settings = session.settings
@@ -49,6 +52,7 @@ def serve(
         host=settings.host if host is None else host,
         port=settings.port if port is None else port,
         worker=settings.worker and not no_worker,
+        sweep=settings.sweep and not no_sweep,
     )
     _require_connections(settings, processes)
     logs.configure(settings.log_level)

@@ -1,7 +1,7 @@
 """What waits in the whole database, of all tenants: holes in streams, expired payloads, mail. Read now and then.
 
 No index holds the cursors, because each of their updates must stay a heap-only one. So holes are found by a scan, which
-is bounded in rows: 200,000 streams took 0.1 s. Payloads are found at both ends of their index by expiry.
+is bounded in rows: 200,000 streams took 0.1 s. What has expired is found by a probe of an index for each tenant.
 
 What is pending is told by two counters of each destination, so that destinations are scanned and not deliveries. Which
 of them is due longest is told by the first entries of the workers' index for each destination that has mail in it.
@@ -16,6 +16,7 @@ from postseal.postgres.transaction import SET_PLANS, Connection
 
 MAX_STREAMS = 200_000
 MAX_EXPIRED = 10_000
+MAX_TENANTS = 20_000
 MAX_DESTINATIONS = 200_000
 MAX_QUEUED_STREAMS = 2_000
 MAX_DEAD = 10_000
@@ -32,7 +33,9 @@ class Backlog:
     streams_with_holes: int
     missing_sequences: int
     oldest_payload_age_s: float
-    """Of the payload that expires next; 0 where none will."""
+    """The greatest of those that expire next in a tenant, of MAX_TENANTS; 0 where none will."""
+    held_tenants: int
+    """What has expired of theirs is not to be deleted, and does not count below."""
     expired_payloads: int
     """Counted up to MAX_EXPIRED."""
     expired_age_s: float
@@ -67,27 +70,42 @@ SELECT count(*),
 FROM (SELECT contiguous, highest, above FROM streams LIMIT %(most)s) AS s
 """
 
-# now() and not clock_timestamp(), which no index can be searched by.
+# now() and not clock_timestamp(), which no index can be searched by. What was sent has no identity.
 READ_EXPIRY: LiteralString = """
-SELECT coalesce((
-           SELECT extract(epoch FROM now() - i.accepted_at)
-           FROM (SELECT tenant, stream, sequence FROM payloads
-                 WHERE expires_at > now() ORDER BY expires_at LIMIT 1) AS p
-           JOIN identities i USING (tenant, stream, sequence)
-       ), 0)::float8,
-       count(*),
-       coalesce(extract(epoch FROM now() - min(expires_at)), 0)::float8
-FROM (SELECT expires_at FROM payloads WHERE expires_at <= now() ORDER BY expires_at LIMIT %(most)s) AS expired
+WITH of_tenants AS MATERIALIZED (
+    SELECT t.tenant, EXISTS (SELECT FROM holds h WHERE h.tenant = t.tenant) AS held, first.expires_at, i.accepted_at
+    FROM (SELECT tenant FROM tenants ORDER BY tenant LIMIT %(tenants)s) AS t
+    LEFT JOIN LATERAL (
+        SELECT p.expires_at FROM payloads p WHERE p.tenant = t.tenant AND p.expires_at <= now()
+        ORDER BY p.expires_at LIMIT 1
+    ) AS first ON true
+    LEFT JOIN LATERAL (
+        SELECT p.stream, p.sequence FROM payloads p WHERE p.tenant = t.tenant AND p.expires_at > now()
+        ORDER BY p.expires_at LIMIT 1
+    ) AS next ON true
+    LEFT JOIN identities i ON i.tenant = t.tenant AND i.stream = next.stream AND i.sequence = next.sequence
+), counted AS (
+    SELECT FROM of_tenants o
+    CROSS JOIN LATERAL (
+        SELECT FROM payloads p WHERE p.tenant = o.tenant AND p.expires_at <= now() ORDER BY p.expires_at LIMIT %(most)s
+    ) AS p
+    WHERE NOT o.held AND o.expires_at IS NOT NULL
+    LIMIT %(most)s
+)
+SELECT coalesce(max(extract(epoch FROM now() - accepted_at)), 0)::float8,
+       count(*) FILTER (WHERE held),
+       (SELECT count(*) FROM counted),
+       coalesce(extract(epoch FROM now() - min(expires_at) FILTER (WHERE NOT held)), 0)::float8
+FROM of_tenants
 """
 
 
 async def read_backlog(connection: Connection) -> Backlog:
     """The backlog as it stands; takes at most STATEMENT_TIMEOUT a statement."""
     await connection.execute(LIMIT_TIME)
-    holes = await (await connection.execute(READ_HOLES, {"most": MAX_STREAMS})).fetchone()
-    expiry = await (await connection.execute(READ_EXPIRY, {"most": MAX_EXPIRED})).fetchone()
-    assert holes is not None  # noqa: S101 - an aggregate has one row
-    assert expiry is not None  # noqa: S101 - so has this
+    holes = await _one_row(connection, READ_HOLES, {"most": MAX_STREAMS})
+    await connection.execute(f"SELECT {SET_PLANS}")
+    expiry = await _one_row(connection, READ_EXPIRY, {"most": MAX_EXPIRED, "tenants": MAX_TENANTS})
     return Backlog(*holes, *expiry)
 
 
@@ -144,15 +162,15 @@ SELECT count(*) FROM (
 async def read_outbound_backlog(connection: Connection) -> OutboundBacklog:
     """What is to be sent (role delivery); takes at most STATEMENT_TIMEOUT a statement."""
     await connection.execute(LIMIT_TIME)
-    pending = await _one_row(connection, READ_PENDING, MAX_DESTINATIONS)
-    intents = await _one_row(connection, READ_INTENTS, MAX_INTENTS)
+    pending = await _one_row(connection, READ_PENDING, {"most": MAX_DESTINATIONS})
+    intents = await _one_row(connection, READ_INTENTS, {"most": MAX_INTENTS})
     await connection.execute(f"SELECT {SET_PLANS}")
-    overdue = await _one_row(connection, READ_OVERDUE, MAX_QUEUED_STREAMS)
-    dead_letters = await _one_row(connection, READ_DEAD, MAX_DEAD)
+    overdue = await _one_row(connection, READ_OVERDUE, {"most": MAX_QUEUED_STREAMS})
+    dead_letters = await _one_row(connection, READ_DEAD, {"most": MAX_DEAD})
     return OutboundBacklog(*pending, *intents, *overdue, *dead_letters)
 
 
-async def _one_row(connection: Connection, statement: LiteralString, most: int) -> TupleRow:
-    row = await (await connection.execute(statement, {"most": most})).fetchone()
+async def _one_row(connection: Connection, statement: LiteralString, bounds: dict[str, int]) -> TupleRow:
+    row = await (await connection.execute(statement, bounds)).fetchone()
     assert row is not None  # noqa: S101 - an aggregate has one row
     return row

@@ -9,6 +9,7 @@ from uuid import UUID
 from msgspec import Struct
 from psycopg.rows import TupleRow
 
+from postseal.postgres.payloads import keep_sweep_away
 from postseal.postgres.transaction import SET_PLANS, Connection
 
 MAX_PAGE_ROWS = 100
@@ -126,7 +127,9 @@ async def count(connection: Connection, tenant: str, project: str, wanted: DeadF
     return counted
 
 
-# The locks in the order that `deliveries` tells. Settlements are never updated: what was found is still dead, or gone.
+# The locks in the order that `deliveries` tells, the sweep's before all. What was found is still dead, or gone: a
+# settlement changes only when its payload gets a time. That is taken away whatever the snapshot says of it, since it
+# may have come meanwhile.
 _REDRIVE: LiteralString = """
 WITH found AS MATERIALIZED (
     {found}
@@ -144,6 +147,10 @@ WITH found AS MATERIALIZED (
     DELETE FROM settlements s USING ordered o
     WHERE (s.tenant, s.stream, s.sequence) BETWEEN (o.tenant, o.stream, o.sequence) AND (o.tenant, o.stream, o.sequence)
     RETURNING s.tenant, s.stream, s.sequence, s.attempt, s.code, o.lane
+), needed AS (
+    UPDATE payloads p SET expires_at = NULL
+    FROM raised r
+    WHERE (p.tenant, p.stream, p.sequence) BETWEEN (r.tenant, r.stream, r.sequence) AND (r.tenant, r.stream, r.sequence)
 ), queued AS (
     INSERT INTO queue (tenant, stream, sequence, lane, stage, due_at, attempt, attempt_limit, expires_at, code)
     SELECT v.tenant, v.stream, v.sequence, r.lane, 'retry', least(clock_timestamp(), v.expires_at), r.attempt,
@@ -165,9 +172,7 @@ WITH found AS MATERIALIZED (
 )
 SELECT count(*) FROM raised
 """
-REDRIVE_ONE: LiteralString = _REDRIVE.replace(
-    "{found}",
-    """
+_NAMED: LiteralString = """
     SELECT s.tenant, s.stream, s.sequence
     FROM (
         SELECT * FROM deliveries v WHERE v.tenant = %(tenant)s AND v.delivery BETWEEN %(delivery)s AND %(delivery)s
@@ -179,16 +184,25 @@ REDRIVE_ONE: LiteralString = _REDRIVE.replace(
         ORDER BY s.sequence LIMIT 1
     ) AS s
     WHERE s.state = 'dead' AND s.project = %(project)s
-""",
-)
+"""
+_HAS_PAYLOAD: LiteralString = """
+      AND (
+          SELECT true FROM payloads p
+          WHERE p.tenant = s.tenant AND p.stream = s.stream AND p.sequence BETWEEN s.sequence AND s.sequence
+          ORDER BY p.sequence LIMIT 1
+      )
+"""
+REDRIVE_ONE: LiteralString = _REDRIVE.replace("{found}", _NAMED + _HAS_PAYLOAD)
 
 
 async def redrive_one(connection: Connection, tenant: str, project: str, delivery: UUID, *, budget: int) -> bool:
     """Let a dead letter be tried `budget` times more, from now on; False if it is not dead, or not of the project.
 
-    Attempts go on counting and their history stays. One whose expiry has passed is settled `expired` when claimed.
+    False too if its payload is deleted. Attempts go on counting and their history stays. One whose expiry
+    has passed is settled `expired` when claimed. To be called first in its transaction.
     """
     parameters = {"tenant": tenant, "project": project, "delivery": delivery, "budget": budget}
+    await keep_sweep_away(connection)
     async with connection.pipeline():
         await connection.execute(f"SELECT {SET_PLANS}")
         cursor = await connection.execute(REDRIVE_ONE, parameters)
@@ -199,9 +213,10 @@ REDRIVE_SOME = _filtered(
     _REDRIVE.replace(
         "{found}",
         """
-    SELECT s.tenant, s.stream, s.sequence {filter} ORDER BY s.settled_at, s.stream, s.sequence LIMIT %(rows)s
+    SELECT s.tenant, s.stream, s.sequence {filter} {has_payload}
+    ORDER BY s.settled_at, s.stream, s.sequence LIMIT %(rows)s
 """,
-    )
+    ).replace("{has_payload}", _HAS_PAYLOAD)
 )
 
 
@@ -210,9 +225,11 @@ async def redrive_some(
 ) -> int:
     """Redrive at most `limit` (and never more than 1,000), the earliest given up first; returns how many.
 
+    Those whose payload is deleted are left dead. To be called first in its transaction.
     Whoever calls this until it returns 0 sets `until`, or else meets the same ones again that died again meanwhile.
     """
     bounds = {"budget": budget, "rows": min(limit, MAX_REDRIVEN)}
+    await keep_sweep_away(connection)
     [[redriven]] = await _run(connection, REDRIVE_SOME, wanted, _parameters(tenant, project, wanted) | bounds)
     return redriven
 

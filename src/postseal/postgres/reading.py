@@ -37,7 +37,7 @@ class EnvelopeRow:
 
 
 # The innermost query is bounded by its LIMIT before anything is summed. An envelope whose time is over reads as
-# expired whether or not the sweep has been there.
+# expired whether or not the sweep has been there, unless its tenant is held: what a hold keeps can be read.
 READ_ENVELOPES: LiteralString = """
 SELECT sequence, event_identity, accepted_at, keyid, fits,
        CASE WHEN fits THEN payload END, CASE WHEN fits THEN signature END
@@ -47,7 +47,8 @@ FROM (
         SELECT i.sequence, i.event_identity, i.accepted_at, i.keyid, p.payload, p.signature
         FROM identities i
         LEFT JOIN payloads p ON p.tenant = i.tenant AND p.stream = i.stream AND p.sequence = i.sequence
-                            AND (p.expires_at IS NULL OR clock_timestamp() < p.expires_at)
+                            AND (p.expires_at IS NULL OR clock_timestamp() < p.expires_at
+                                 OR EXISTS (SELECT FROM holds h WHERE h.tenant = %(tenant)s))
         WHERE i.tenant = %(tenant)s AND i.stream = %(stream)s
           AND %(after)s < i.sequence AND i.sequence <= %(through)s
         ORDER BY i.sequence LIMIT %(limit)s

@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import BinaryIO
 
 import msgspec
@@ -23,6 +23,7 @@ from postseal.ending import Ending, ending_asked_by_signals, signals_held
 from postseal.errors import StartupError
 from postseal.open_files import allow_open_files
 from postseal.postgres.access import Access, open_access
+from postseal.retention import running_sweep
 from postseal.service import Service, running_service
 from postseal.settings import Settings
 from postseal.web import server
@@ -45,7 +46,7 @@ def run(
     ready: Callable[[], None] = lambda: None,
     parent: BinaryIO | None = None,
 ) -> None:
-    """Serve what comes from `source`, and deliver, until SIGTERM or SIGINT, or until `parent` reads as ended.
+    """Serve what comes from `source`, deliver and sweep, until SIGTERM or SIGINT, or until `parent` reads as ended.
 
     Then what is in flight is answered and what is queued is committed. Without a parent, which does that itself, a
     second signal ends the process at once; `end_s` after the first one, it is ended in any case.
@@ -87,17 +88,21 @@ def _end_with(pipe: int, ending: Ending) -> None:
 
 @asynccontextmanager
 async def _running(settings: Settings, access: Access) -> AsyncGenerator[Service]:
-    """The service and, where the settings want it, a worker, which hears of what is sealed here."""
-    if not settings.worker:
-        async with running_service(settings, access) as service:
-            yield service
-        return
-    async with (
-        running_worker(settings, access) as delivery,
-        running_service(settings, access, sealed=delivery.worker.wake) as service,
-    ):
-        service.sampler.watch(delivery.worker, delivery.database)
+    """The service and, where the settings want them, a sweep, and a worker, which hears of what is sealed here."""
+    async with AsyncExitStack() as held:
+        sweeper = await held.enter_async_context(running_sweep(settings, access)) if settings.sweep else None
+        delivery = await held.enter_async_context(running_worker(settings, access)) if settings.worker else None
+        sealed = delivery.worker.wake if delivery else _nobody
+        service = await held.enter_async_context(running_service(settings, access, sealed=sealed))
+        if sweeper:
+            service.sampler.watch_sweep(sweeper)
+        if delivery:
+            service.sampler.watch(delivery.worker, delivery.database)
         yield service
+
+
+def _nobody() -> None:
+    """Wake nobody."""
 
 
 def main() -> None:

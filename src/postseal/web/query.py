@@ -38,6 +38,7 @@ IN_PATHS: Final[dict[str, Any]] = {
     "keyid": Keyid,
     "credential": Uuid,
     "delivery": Uuid,
+    "hold": Id,
 }
 """The type of each parameter that stands in a path."""
 

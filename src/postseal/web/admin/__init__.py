@@ -12,6 +12,7 @@ from postseal.web.admin.devices import DeviceCalls
 from postseal.web.admin.keys import KeyCalls
 from postseal.web.admin.office import Office
 from postseal.web.admin.projects import ProjectCalls
+from postseal.web.admin.retention import RetentionCalls
 from postseal.web.admin.streams import StreamCalls
 from postseal.web.calls import Call
 
@@ -24,6 +25,7 @@ def calls(office: Office, outbound: Outbound) -> list[Call]:
         CredentialCalls(office),
         KeyCalls(office),
         StreamCalls(office),
+        RetentionCalls(office, outbound.settings.payload_retention_days),
         DestinationCalls(office, outbound),
         DeadLetterCalls(office, outbound.settings.attempt_limit),
         AuditCalls(office),

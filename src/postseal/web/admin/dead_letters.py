@@ -7,6 +7,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from postseal.admin import dead_letters
 from postseal.admin.dead_letters import MAX_COUNTED
 from postseal.admin.operator import Operator
+from postseal.outcomes import Reason
 from postseal.postgres.database import Connection
 from postseal.postgres.dead_letters import MAX_PAGE_ROWS, POSITION_PATTERN, DeadFilter, DeadLetter, Position
 from postseal.settings import MAX_ATTEMPTS
@@ -111,7 +112,12 @@ class DeadLetterCalls:
                 f"{DEAD_LETTERS}/count", self.count, roles=OPERATORS, query=CountQuery, answer=DeadLetterCount
             ),
             reception.change(
-                f"{DEAD_LETTERS}/{{delivery}}/redrive", self.redrive, roles=OPERATORS, body=Budget, answer=Redriven
+                f"{DEAD_LETTERS}/{{delivery}}/redrive",
+                self.redrive,
+                roles=OPERATORS,
+                body=Budget,
+                answer=Redriven,
+                reasons=(Reason.CONFLICT,),
             ),
             reception.change(
                 f"{DEAD_LETTERS}/redrive", self.redrive_all, roles=OPERATORS, body=Redrive, answer=Redriven

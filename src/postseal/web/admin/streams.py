@@ -5,8 +5,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from postseal.admin import streams
+from postseal.admin.names import MAX_REASON_CHARACTERS
 from postseal.admin.operator import Operator
-from postseal.admin.streams import MAX_REASON_CHARACTERS
 from postseal.envelope.canonical import MAX_INTEGER
 from postseal.outcomes import Reason
 from postseal.postgres.database import Connection
