@@ -110,6 +110,7 @@ TABLES: Final[Mapping[str, Callable[[Results], str]]] = {
     "parts": parts,
     "large": large,
     "outbox": outbox,
+    "sweep": sweep,
 }
 
 

@@ -275,16 +275,18 @@ async def test_a_failed_step_is_tried_again_with_half(
 async def test_a_sweep_that_is_stopped_ends_its_batch(device: Device, access: Access) -> None:
     """Whole, and begins no further one."""
     stock(access, device, 1500)
+    asked = asyncio.Event()
+
+    async def run() -> Counts:
+        async with running_sweep(Settings(sweep_pause_s=60), access) as sweeper:
+            await asked.wait()
+        return sweeper.counts
+
     with as_owner(access) as owner, owner.transaction():
         owner.execute("SELECT FROM payloads ORDER BY sequence LIMIT 1 FOR UPDATE")
-
-        async def run() -> Counts:
-            async with running_sweep(Settings(sweep_pause_s=60), access) as sweeper:
-                await until_async(lambda: waits_for_lock(access))
-            return sweeper.counts
-
         running = asyncio.create_task(run())
         await until_async(lambda: waits_for_lock(access))
+        asked.set()
     async with asyncio.timeout(DEADLINE_S):
         assert (await running).swept == 1000
     assert payloads(access) == 500
