@@ -94,9 +94,7 @@ FOR NO KEY UPDATE
 REPLACE: LiteralString = """
 UPDATE credentials
 SET successor = %(successor)s,
-    expires_at = CASE WHEN successor IS NULL
-                      THEN least(expires_at, clock_timestamp() + make_interval(secs => %(overlap_s)s))
-                      ELSE expires_at END
+    expires_at = least(expires_at, clock_timestamp() + make_interval(secs => %(overlap_s)s))
 WHERE credential_id = %(id)s AND tenant = %(tenant)s
 RETURNING expires_at
 """
