@@ -7,7 +7,7 @@ import pytest
 from acts import do, scalar, trail
 
 from fleet import Device, as_owner, enrol, payload_of
-from postseal.admin import devices, keys
+from postseal.admin import devices, holds, keys
 from postseal.admin.actor import Actor
 from postseal.admin.removal import sentence
 from postseal.envelope import ed25519
@@ -16,7 +16,7 @@ from postseal.outcomes import Outcome, Reason
 from postseal.postgres.access import Access
 from postseal.postgres.database import Database
 from postseal.postgres.reading import list_keys
-from postseal.rules.keys import MAX_KEYS, HoldKind
+from postseal.rules.keys import MAX_KEYS, ObstacleKind
 from postseal.service import running_service
 from postseal.settings import Settings
 
@@ -44,9 +44,9 @@ async def states(database: Database) -> dict[str, str]:
     return {key.keyid: key.state for key in await do(database, keys.list_of_tenant, "acme", **WINDOW)}
 
 
-async def kinds(database: Database, keyid: str) -> list[HoldKind]:
+async def kinds(database: Database, keyid: str) -> list[ObstacleKind]:
     """What holds a key."""
-    return [hold.kind for hold in await do(database, keys.holds, "acme", keyid, **WINDOW)]
+    return [obstacle.kind for obstacle in await do(database, keys.obstacles, "acme", keyid, **WINDOW)]
 
 
 def used(access: Access, device: Device, keyid: str, *, last: str = "-2 days", kept: str = "-1 hour") -> None:
@@ -158,23 +158,28 @@ async def test_a_device_has_a_bounded_number_of_keys(database: Database, access:
 async def test_each_condition_of_a_removal(database: Database, access: Access, device: Device) -> None:
     """One after the other holds alone, is named in the refusal, and ends; then the key goes."""
     keyid = device.keyid
-    assert await kinds(database, keyid) == [HoldKind.ACTIVE]
+    assert await kinds(database, keyid) == [ObstacleKind.ACTIVE]
     await do(database, keys.rotate, ADA, "acme", "d1", new_key()[1], overlap_s=HOUR_S)
-    assert await kinds(database, keyid) == [HoldKind.RETIRING]
+    assert await kinds(database, keyid) == [ObstacleKind.RETIRING]
     await do(database, keys.retire, ADA, "acme", keyid)
     assert await kinds(database, keyid) == []
 
     used(access, device, keyid, last="-23 hours")
-    assert await kinds(database, keyid) == [HoldKind.WINDOW]
+    assert await kinds(database, keyid) == [ObstacleKind.WINDOW]
     with as_owner(access) as owner:
         owner.execute("UPDATE key_uses SET last_at = last_at - interval '2 hours', kept_until = now() + interval '1 h'")
-    assert await kinds(database, keyid) == [HoldKind.PAYLOAD]
+    assert await kinds(database, keyid) == [ObstacleKind.PAYLOAD]
     with as_owner(access) as owner:
         owner.execute("UPDATE key_uses SET kept_until = clock_timestamp() - interval '3 minutes'")
     with_hole(access, device, b"\x02")
-    assert await kinds(database, keyid) == [HoldKind.HOLES]
+    assert await kinds(database, keyid) == [ObstacleKind.HOLES]
 
     with_hole(access, device, b"")
+    await do(database, holds.place, ADA, "acme", "case-17", reason="a claim")
+    assert await kinds(database, keyid) == [ObstacleKind.ON_HOLD]
+    with pytest.raises(AdminError, match="on hold"):
+        await do(database, keys.remove, ADA, "acme", keyid, **WINDOW)
+    await do(database, holds.release, ADA, "acme", "case-17", reason="settled")
     await do(database, keys.remove, ADA, "acme", keyid, **WINDOW)
     assert (await states(database))[keyid] == "removed"
     [removal] = [detail for _, action, detail in trail(access, "acme") if action == "key.remove"]
@@ -185,16 +190,21 @@ async def test_a_refusal_names_everything_that_holds(database: Database, access:
     """In one line, each with its place or end; and the dry run says the same."""
     used(access, device, device.keyid, last="-1 hour", kept="3 days")
     with_hole(access, device, b"\x02")
-    holds = await do(database, keys.holds, "acme", device.keyid, **WINDOW)
+    obstacles = await do(database, keys.obstacles, "acme", device.keyid, **WINDOW)
     with pytest.raises(AdminError) as refused:
         await do(database, keys.remove, ADA, "acme", device.keyid, **WINDOW)
     assert refused.value.reason is Reason.CONFLICT
-    assert [hold.kind for hold in holds] == [HoldKind.ACTIVE, HoldKind.WINDOW, HoldKind.PAYLOAD, HoldKind.HOLES]
-    assert all(sentence(hold) in str(refused.value) for hold in holds)
+    assert [obstacle.kind for obstacle in obstacles] == [
+        ObstacleKind.ACTIVE,
+        ObstacleKind.WINDOW,
+        ObstacleKind.PAYLOAD,
+        ObstacleKind.HOLES,
+    ]
+    assert all(sentence(obstacle) in str(refused.value) for obstacle in obstacles)
     assert "\n" not in str(refused.value)
     assert await states(database) == {device.keyid: "active"}
     [listed] = await do(database, keys.list_of_tenant, "acme", **WINDOW)
-    assert (listed.held_by, listed.free_at) == (["active", "holes", "payload", "window"], None)
+    assert (listed.obstacles, listed.free_at) == (["active", "holes", "payload", "window"], None)
     assert listed.last_accepted_at is not None
 
 

@@ -17,7 +17,7 @@ from postseal.postgres import keysets
 from postseal.postgres.access import Access
 from postseal.postgres.database import Database
 from postseal.postgres.signing_keys import find_active, list_signing, list_verifying
-from postseal.rules.keys import MAX_KEYS, HoldKind
+from postseal.rules.keys import MAX_KEYS, ObstacleKind
 
 pytestmark = pytest.mark.anyio
 
@@ -49,9 +49,9 @@ async def states(database: Database) -> dict[str, str]:
     return {key.keyid: key.state for key in await do(database, signing_keys.list_of_tenant, "acme", **WINDOW)}
 
 
-async def kinds(database: Database, keyid: str) -> list[HoldKind]:
+async def kinds(database: Database, keyid: str) -> list[ObstacleKind]:
     """What holds a key."""
-    return [hold.kind for hold in await do(database, signing_keys.holds, "acme", keyid, **WINDOW)]
+    return [obstacle.kind for obstacle in await do(database, signing_keys.obstacles, "acme", keyid, **WINDOW)]
 
 
 async def version(database: Database) -> int:
@@ -162,11 +162,11 @@ async def test_rotations_that_come_at_once(database: Database, access: Access) -
 async def test_each_condition_of_a_removal(database: Database, access: Access) -> None:
     """It signs, it retires, it ended too lately, envelopes of it are kept: each holds alone; then it goes."""
     first = await do(database, signing_keys.create, ADA, "acme", public_key())
-    assert await kinds(database, first) == [HoldKind.ACTIVE]
+    assert await kinds(database, first) == [ObstacleKind.ACTIVE]
     await do(database, signing_keys.rotate, ADA, "acme", public_key(), overlap_s=HOUR_S)
-    assert await kinds(database, first) == [HoldKind.RETIRING]
+    assert await kinds(database, first) == [ObstacleKind.RETIRING]
     age(access, first, "1 second")
-    assert await kinds(database, first) == [HoldKind.WINDOW]
+    assert await kinds(database, first) == [ObstacleKind.WINDOW]
     age(access, first)
     assert await kinds(database, first) == []
 
@@ -175,13 +175,13 @@ async def test_each_condition_of_a_removal(database: Database, access: Access) -
     assert await kinds(database, first) == []
     seal(access, first, 3, sealed="-3 days", expires=None)
     seal(access, "k" * 43, 4, sealed="-1 hour", expires=None)
-    [hold] = await do(database, signing_keys.holds, "acme", first, **WINDOW)
-    assert (hold.kind, hold.place) == (HoldKind.ENVELOPE, "apollo/orders")
+    [obstacle] = await do(database, signing_keys.obstacles, "acme", first, **WINDOW)
+    assert (obstacle.kind, obstacle.place) == (ObstacleKind.ENVELOPE, "apollo/orders")
     with pytest.raises(AdminError, match="envelopes for apollo/orders that it signed are kept"):
         await do(database, signing_keys.remove, ADA, "acme", first, **WINDOW)
     with as_owner(access) as owner:
         owner.execute("UPDATE payloads SET expires_at = clock_timestamp() + interval '1 hour' WHERE sequence = 3")
-    assert await kinds(database, first) == [HoldKind.ENVELOPE]
+    assert await kinds(database, first) == [ObstacleKind.ENVELOPE]
     with as_owner(access) as owner:
         owner.execute("DELETE FROM payloads WHERE sequence = 3")
     await do(database, signing_keys.remove, ADA, "acme", first, **WINDOW)

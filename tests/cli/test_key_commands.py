@@ -61,13 +61,16 @@ def test_a_device_rotates(commands: Cli, access: Access, device: Device) -> None
         new_id: "active",
     }
     assert rows[device.keyid]["acceptUntilMs"] == rotated["acceptUntilMs"]
-    assert (rows[device.keyid]["heldBy"], rows[new_id]["heldBy"]) == (["payload", "retiring", "window"], ["active"])
+    assert (rows[device.keyid]["obstacles"], rows[new_id]["obstacles"]) == (
+        ["payload", "retiring", "window"],
+        ["active"],
+    )
     assert rows[new_id]["lastAcceptedAtMs"] is None
     assert rows[device.keyid]["freeAtMs"] - rows[device.keyid]["lastAcceptedAtMs"] == pytest.approx(
         90 * DAY_MS, abs=600_000
     )
     header, *_ = commands("key", "list", "acme").text.splitlines()
-    assert header.split()[:7] == ["keyid", "device", "state", "age", "lastAcceptedAt", "removable", "heldBy"]
+    assert header.split()[:7] == ["keyid", "device", "state", "age", "lastAcceptedAt", "removable", "obstacles"]
 
 
 def test_a_removal(commands: Cli, access: Access, device: Device) -> None:
@@ -76,9 +79,12 @@ def test_a_removal(commands: Cli, access: Access, device: Device) -> None:
     text = commands(*dry).text
     assert text.startswith(f"key {device.keyid} is held, as things stand for good:\n  it is active")
     assert commands("key", "revoke", "acme", device.keyid).text == f"key {device.keyid} is revoked\n"
-    held = commands(*dry, "--json").document
-    assert [(hold["kind"], hold["place"]) for hold in held["holds"]] == [("window", None), ("payload", "apollo")]
-    assert held["freeAtMs"] == max(hold["untilMs"] for hold in held["holds"])
+    found = commands(*dry, "--json").document
+    assert [(obstacle["kind"], obstacle["place"]) for obstacle in found["obstacles"]] == [
+        ("window", None),
+        ("payload", "apollo"),
+    ]
+    assert found["freeAtMs"] == max(obstacle["untilMs"] for obstacle in found["obstacles"])
     assert "is held, until 2" in commands(*dry).text
     why = commands("key", "remove", "acme", device.keyid).why
     assert "cannot be removed yet: its last envelope is too recent until 2" in why
@@ -91,7 +97,7 @@ def test_a_removal(commands: Cli, access: Access, device: Device) -> None:
     removed = commands("key", "remove", "acme", device.keyid, "--json").document
     assert removed == {"tenant": "acme", "keyid": device.keyid, "state": "removed"}
     [row] = commands("key", "list", "acme", "--json").document["keys"]
-    assert (row["state"], row["heldBy"], row["freeAtMs"]) == ("removed", [], None)
+    assert (row["state"], row["obstacles"], row["freeAtMs"]) == ("removed", [], None)
     assert commands("key", "remove", "acme", device.keyid).why == "postseal: the key is removed already\n"
 
 
@@ -127,7 +133,7 @@ def test_a_tenants_signing_key(commands: Cli, access: Access, tmp_path: Path) ->
         owner.execute("UPDATE signing_keys SET changed_at = now() - interval '91 days' WHERE state = 'revoked'")
     assert commands("key", "remove", "acme", first).text == f"key {first} is removed\n"
     header, *_ = commands("key", "list", "acme", "--signing").text.splitlines()
-    assert header.split() == ["keyid", "state", "age", "removable", "heldBy", "registeredAt"]
+    assert header.split() == ["keyid", "state", "age", "removable", "obstacles", "registeredAt"]
     assert "PRIVATE" not in json.dumps(rotated)
 
 

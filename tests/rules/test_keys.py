@@ -6,14 +6,14 @@ import pytest
 
 from postseal.rules.keys import (
     NOTED_WITHIN,
-    Hold,
-    HoldKind,
     KeyState,
+    Obstacle,
+    ObstacleKind,
     Use,
     free_at,
-    holds_of_device_key,
-    holds_of_signing_key,
     may_become,
+    obstacles_of_device_key,
+    obstacles_of_signing_key,
 )
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -25,10 +25,14 @@ GONE = Use("apollo", LONG_AGO, NOW - NOTED_WITHIN, has_holes=False)
 
 
 def of_device(
-    *uses: Use, state: KeyState = KeyState.VERIFY_ONLY, accept_until: datetime | None = None, now: datetime = NOW
-) -> list[Hold]:
+    *uses: Use,
+    state: KeyState = KeyState.VERIFY_ONLY,
+    accept_until: datetime | None = None,
+    now: datetime = NOW,
+    on_hold: bool = False,
+) -> list[Obstacle]:
     """What holds a device's key."""
-    return holds_of_device_key(state, accept_until, uses, window=WINDOW, now=now)
+    return obstacles_of_device_key(state, accept_until, uses, on_hold=on_hold, window=WINDOW, now=now)
 
 
 def test_no_key_ever_rises():
@@ -50,45 +54,58 @@ def test_nothing_holds_a_key_that_was_never_used_or_is_done_with(state: KeyState
 @pytest.mark.parametrize(
     ("use", "kind", "until"),
     [
-        (Use("apollo", LONG_AGO + MOMENT, GONE.kept_until, has_holes=False), HoldKind.WINDOW, NOW + MOMENT),
-        (Use("apollo", LONG_AGO, GONE.kept_until + MOMENT, has_holes=False), HoldKind.PAYLOAD, NOW + MOMENT),
-        (Use("apollo", LONG_AGO, GONE.kept_until, has_holes=True), HoldKind.HOLES, None),
+        (Use("apollo", LONG_AGO + MOMENT, GONE.kept_until, has_holes=False), ObstacleKind.WINDOW, NOW + MOMENT),
+        (Use("apollo", LONG_AGO, GONE.kept_until + MOMENT, has_holes=False), ObstacleKind.PAYLOAD, NOW + MOMENT),
+        (Use("apollo", LONG_AGO, GONE.kept_until, has_holes=True), ObstacleKind.HOLES, None),
     ],
 )
-def test_each_use_holds_alone(use: Use, kind: HoldKind, until: datetime | None):
-    """One condition that fails is one hold, with its end where that is known; beside uses that hold nothing."""
-    [hold] = of_device(GONE, use, GONE)
-    assert (hold.kind, hold.until) == (kind, until)
-    assert hold.place == (None if kind is HoldKind.WINDOW else "apollo")
-    assert free_at([hold]) == until
+def test_each_use_holds_alone(use: Use, kind: ObstacleKind, until: datetime | None):
+    """One condition that fails is one obstacle, with its end where that is known; beside uses that hold nothing."""
+    [obstacle] = of_device(GONE, use, GONE)
+    assert (obstacle.kind, obstacle.until) == (kind, until)
+    assert obstacle.place == (None if kind is ObstacleKind.WINDOW else "apollo")
+    assert free_at([obstacle]) == until
     if until is not None:
         assert of_device(use, now=until) == []
 
 
 def test_a_key_that_may_bring_something_new_is_held():
     """An active one for good as things stand, a retiring one until its time is over."""
-    assert of_device(state=KeyState.ACTIVE) == [Hold(HoldKind.ACTIVE)]
-    [hold] = of_device(state=KeyState.RETIRING, accept_until=NOW + DAY)
-    assert hold == Hold(HoldKind.RETIRING, until=NOW + DAY)
+    assert of_device(state=KeyState.ACTIVE) == [Obstacle(ObstacleKind.ACTIVE)]
+    [obstacle] = of_device(state=KeyState.RETIRING, accept_until=NOW + DAY)
+    assert obstacle == Obstacle(ObstacleKind.RETIRING, until=NOW + DAY)
 
 
 def test_all_holds_are_told_and_the_last_end_counts():
     """The greatest end; none that can be told while one has none."""
     recent = Use("apollo", NOW, NOW + 7 * DAY, has_holes=False)
-    holds = of_device(recent, Use("zeus", LONG_AGO, NOW + 3 * DAY, has_holes=False))
-    assert [hold.kind for hold in holds] == [HoldKind.WINDOW, HoldKind.PAYLOAD, HoldKind.PAYLOAD]
-    assert free_at(holds) == NOW + WINDOW + NOTED_WITHIN
-    assert free_at([*holds, Hold(HoldKind.HOLES, "zeus")]) is None
+    obstacles = of_device(recent, Use("zeus", LONG_AGO, NOW + 3 * DAY, has_holes=False))
+    assert [obstacle.kind for obstacle in obstacles] == [
+        ObstacleKind.WINDOW,
+        ObstacleKind.PAYLOAD,
+        ObstacleKind.PAYLOAD,
+    ]
+    assert free_at(obstacles) == NOW + WINDOW + NOTED_WITHIN
+    assert free_at([*obstacles, Obstacle(ObstacleKind.HOLES, "zeus")]) is None
     assert free_at([]) is None
+
+
+def test_a_hold_on_payloads_holds_the_keys_that_verify_them():
+    """Until it is released, which nobody can tell; a key that signed nothing is free of it."""
+    [obstacle] = of_device(GONE, on_hold=True)
+    assert obstacle == Obstacle(ObstacleKind.ON_HOLD)
+    assert free_at([obstacle]) is None
+    assert of_device(on_hold=True) == []
 
 
 def test_what_holds_a_signing_key():
     """That it signs, that it ended too lately, and each destination for which envelopes of it are kept."""
 
-    def held(state: KeyState, ended_at: datetime | None, *kept_for: str) -> list[Hold]:
-        return holds_of_signing_key(state, None, ended_at, kept_for, window=WINDOW, now=NOW)
+    def found(state: KeyState, ended_at: datetime | None, *kept_for: str, on_hold: bool = False) -> list[Obstacle]:
+        return obstacles_of_signing_key(state, None, ended_at, kept_for, on_hold=on_hold, window=WINDOW, now=NOW)
 
-    assert held(KeyState.ACTIVE, None) == [Hold(HoldKind.ACTIVE)]
-    assert held(KeyState.VERIFY_ONLY, LONG_AGO) == []
-    assert held(KeyState.REVOKED, LONG_AGO + MOMENT) == [Hold(HoldKind.WINDOW, until=NOW + MOMENT)]
-    assert held(KeyState.REVOKED, LONG_AGO, "apollo/orders") == [Hold(HoldKind.ENVELOPE, "apollo/orders")]
+    assert found(KeyState.ACTIVE, None) == [Obstacle(ObstacleKind.ACTIVE)]
+    assert found(KeyState.VERIFY_ONLY, LONG_AGO) == []
+    assert found(KeyState.VERIFY_ONLY, LONG_AGO, on_hold=True) == [Obstacle(ObstacleKind.ON_HOLD)]
+    assert found(KeyState.REVOKED, LONG_AGO + MOMENT) == [Obstacle(ObstacleKind.WINDOW, until=NOW + MOMENT)]
+    assert found(KeyState.REVOKED, LONG_AGO, "apollo/orders") == [Obstacle(ObstacleKind.ENVELOPE, "apollo/orders")]

@@ -337,7 +337,7 @@ def test_a_key_is_removed_once_nothing_holds_it(site: Site, operator: str, devic
     assert refusal(refused) == (409, "conflict")
     assert "it is active" in refused.document["detail"]
     [item] = read(site, operator, "/keys").document["items"]
-    assert (item["heldBy"], item["freeAtMs"]) == (["active", "payload", "window"], None)
+    assert (item["obstacles"], item["freeAtMs"]) == (["active", "payload", "window"], None)
     assert abs(item["lastAcceptedAtMs"] / 1000 - time.time()) < 60
     assert act(site, operator, f"/keys/{device.keyid}/retire").status == 204
     with as_owner(site.access) as owner:
@@ -347,7 +347,7 @@ def test_a_key_is_removed_once_nothing_holds_it(site: Site, operator: str, devic
             [tenant],
         )
     [item] = read(site, operator, "/keys").document["items"]
-    assert (item["heldBy"], item["freeAtMs"]) == ([], None)
+    assert (item["obstacles"], item["freeAtMs"]) == ([], None)
     assert act(site, operator, f"/keys/{device.keyid}/remove").status == 204
     assert site.ask(post(token, device.envelope(2))).reason == "key_unknown"
     [item] = read(site, operator, "/keys").document["items"]

@@ -10,23 +10,24 @@ from datetime import datetime, timedelta
 from postseal.admin.actor import Actor
 from postseal.admin.devices import lock_quiet
 from postseal.admin.names import require_tenant
-from postseal.admin.removal import require_unheld
+from postseal.admin.removal import require_no_obstacles
 from postseal.envelope import ed25519
 from postseal.errors import AdminError
 from postseal.outcomes import Reason
-from postseal.postgres import devices, key_uses, keys, signing_keys
+from postseal.postgres import devices, key_uses, keys, retention, signing_keys
 from postseal.postgres.keys import RegisteredKey
 from postseal.postgres.page import WHOLE, ListPart
 from postseal.postgres.transaction import Connection
-from postseal.rules.keys import MAX_KEYS, Hold, KeyState, Use, free_at, holds_of_device_key, may_become
+from postseal.rules.keys import MAX_KEYS, KeyState, Obstacle, Use, free_at, may_become, obstacles_of_device_key
 
 
 @dataclass(frozen=True, slots=True)
 class ListedKey:
     """A key as administrators see it; `age_s` is the whole seconds since it was registered.
 
-    `last_accepted_at` is as it was noted, which is done once a minute. `held_by` says what keeps it from being removed
-    (`rules.keys.HoldKind`), and `free_at` when all of that ends, as things stand; None if that cannot be told.
+    `last_accepted_at` is as it was noted, which is done once a minute. `obstacles` says what keeps it from being
+    removed (`rules.keys.ObstacleKind`), and `free_at` when all of that ends, as things stand; None if that cannot be
+    told.
     """
 
     keyid: str
@@ -38,7 +39,7 @@ class ListedKey:
     changed_at: datetime
     last_accepted_at: datetime | None
     free_at: datetime | None
-    held_by: list[str]
+    obstacles: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ async def list_of_tenant(
         raise AdminError(Reason.NOT_FOUND, f"tenant {tenant!r} has no device {device!r}")
     found = await keys.list_of_tenant(connection, tenant, device, part)
     uses = await key_uses.read(connection, tenant, [key.keyid for key in found])
-    return [_listed(key, uses[key.keyid], window_s) for key in found]
+    on_hold = await retention.is_on_hold(connection, tenant)
+    return [_listed(key, uses[key.keyid], window_s, on_hold=on_hold) for key in found]
 
 
 async def register(connection: Connection, actor: Actor, tenant: str, device: str, public_key: bytes) -> str:
@@ -112,9 +114,9 @@ async def revoke(connection: Connection, actor: Actor, tenant: str, keyid: str) 
     await _fall(connection, actor, tenant, keyid, "key.revoke", KeyState.REVOKED)
 
 
-async def holds(connection: Connection, tenant: str, keyid: str, *, window_s: int) -> list[Hold]:
+async def obstacles(connection: Connection, tenant: str, keyid: str, *, window_s: int) -> list[Obstacle]:
     """All that keeps a key from being removed. AdminError: no such key, or it is removed."""
-    return await _holds(connection, tenant, await _require_key(connection, tenant, keyid), window_s)
+    return await _obstacles(connection, tenant, await _require_key(connection, tenant, keyid), window_s)
 
 
 async def remove(connection: Connection, actor: Actor, tenant: str, keyid: str, *, window_s: int) -> None:
@@ -124,7 +126,7 @@ async def remove(connection: Connection, actor: Actor, tenant: str, keyid: str, 
     """
     await lock_quiet(connection, tenant, (await _require_key(connection, tenant, keyid)).device)
     key = await _require_key(connection, tenant, keyid)
-    require_unheld(await _holds(connection, tenant, key, window_s))
+    require_no_obstacles(await _obstacles(connection, tenant, key, window_s))
     await _set(connection, actor, tenant, key, "key.remove", KeyState.REMOVED)
 
 
@@ -162,20 +164,22 @@ async def _set(
     await actor.acted(connection, action, tenant=tenant, **names, **{"from": key.state, "to": to})
 
 
-async def _holds(connection: Connection, tenant: str, key: RegisteredKey, window_s: int) -> list[Hold]:
+async def _obstacles(connection: Connection, tenant: str, key: RegisteredKey, window_s: int) -> list[Obstacle]:
     if key.state is KeyState.REMOVED:
         raise AdminError(Reason.CONFLICT, "the key is removed already")
     uses = await key_uses.read(connection, tenant, [key.keyid])
-    return _held(key, uses[key.keyid], window_s)
+    return _obstacles_of(key, uses[key.keyid], window_s, on_hold=await retention.is_on_hold(connection, tenant))
 
 
-def _held(key: RegisteredKey, uses: list[Use], window_s: int) -> list[Hold]:
+def _obstacles_of(key: RegisteredKey, uses: list[Use], window_s: int, *, on_hold: bool) -> list[Obstacle]:
+    if key.state is KeyState.REMOVED:
+        return []
     window = timedelta(seconds=window_s)
-    return holds_of_device_key(key.state, key.accept_until, uses, window=window, now=key.read_at)
+    return obstacles_of_device_key(key.state, key.accept_until, uses, on_hold=on_hold, window=window, now=key.read_at)
 
 
-def _listed(key: RegisteredKey, uses: list[Use], window_s: int) -> ListedKey:
-    held = [] if key.state is KeyState.REMOVED else _held(key, uses, window_s)
+def _listed(key: RegisteredKey, uses: list[Use], window_s: int, *, on_hold: bool) -> ListedKey:
+    found = _obstacles_of(key, uses, window_s, on_hold=on_hold)
     return ListedKey(
         key.keyid,
         key.device,
@@ -185,8 +189,8 @@ def _listed(key: RegisteredKey, uses: list[Use], window_s: int) -> ListedKey:
         key.registered_at,
         key.changed_at,
         max((use.last_at for use in uses), default=None),
-        free_at(held),
-        sorted({str(hold.kind) for hold in held}),
+        free_at(found),
+        sorted({str(obstacle.kind) for obstacle in found}),
     )
 
 

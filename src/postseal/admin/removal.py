@@ -5,30 +5,32 @@ from datetime import UTC, datetime
 
 from postseal.errors import AdminError
 from postseal.outcomes import Reason
-from postseal.rules.keys import Hold, HoldKind
+from postseal.rules.keys import Obstacle, ObstacleKind
 
 
-def require_unheld(holds: Sequence[Hold]) -> None:
+def require_no_obstacles(obstacles: Sequence[Obstacle]) -> None:
     """AdminError `conflict`, which names everything that holds the key, unless nothing does."""
-    if holds:
-        raise AdminError(Reason.CONFLICT, f"the key cannot be removed yet: {'; '.join(map(sentence, holds))}")
+    if obstacles:
+        raise AdminError(Reason.CONFLICT, f"the key cannot be removed yet: {'; '.join(map(sentence, obstacles))}")
 
 
-def sentence(hold: Hold) -> str:
-    """One hold, and what ends it."""
-    match hold.kind:
-        case HoldKind.ACTIVE:
+def sentence(obstacle: Obstacle) -> str:
+    """One obstacle, and what ends it."""
+    match obstacle.kind:
+        case ObstacleKind.ACTIVE:
             return "it is active (rotate, retire or revoke it first)"
-        case HoldKind.RETIRING:
-            return f"it brings something new until {_time(hold.until)} (retire or revoke it to end that now)"
-        case HoldKind.WINDOW:
-            return f"its last envelope is too recent until {_time(hold.until)}"
-        case HoldKind.PAYLOAD:
-            return f"payloads in project {hold.place} that it signed are kept until {_time(hold.until)}"
-        case HoldKind.HOLES:
-            return f"sequences are missing in its stream in project {hold.place} (see `postseal stream show`)"
-        case HoldKind.ENVELOPE:
-            return f"envelopes for {hold.place} that it signed are kept"
+        case ObstacleKind.RETIRING:
+            return f"it brings something new until {_time(obstacle.until)} (retire or revoke it to end that now)"
+        case ObstacleKind.WINDOW:
+            return f"its last envelope is too recent until {_time(obstacle.until)}"
+        case ObstacleKind.PAYLOAD:
+            return f"payloads in project {obstacle.place} that it signed are kept until {_time(obstacle.until)}"
+        case ObstacleKind.HOLES:
+            return f"sequences are missing in its stream in project {obstacle.place} (see `postseal stream show`)"
+        case ObstacleKind.ON_HOLD:
+            return "its tenant's payloads are on hold (see `postseal hold list`)"
+        case ObstacleKind.ENVELOPE:
+            return f"envelopes for {obstacle.place} that it signed are kept"
 
 
 def _time(until: datetime | None) -> str:

@@ -12,14 +12,14 @@ from datetime import datetime, timedelta
 
 from postseal.admin.actor import Actor
 from postseal.admin.names import require_tenant
-from postseal.admin.removal import require_unheld
+from postseal.admin.removal import require_no_obstacles
 from postseal.envelope import ed25519
 from postseal.errors import AdminError
 from postseal.outcomes import Reason
-from postseal.postgres import keysets, signing_keys
+from postseal.postgres import keysets, retention, signing_keys
 from postseal.postgres.signing_keys import RegisteredSigningKey
 from postseal.postgres.transaction import Connection
-from postseal.rules.keys import MAX_KEYS, Hold, KeyState, free_at, holds_of_signing_key, may_become
+from postseal.rules.keys import MAX_KEYS, KeyState, Obstacle, free_at, may_become, obstacles_of_signing_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ListedSigningKey:
     registered_at: datetime
     changed_at: datetime
     free_at: datetime | None
-    held_by: list[str]
+    obstacles: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +107,12 @@ async def revoke(connection: Connection, actor: Actor, tenant: str, keyid: str) 
     await _fall(connection, actor, tenant, key, "signing-key.revoke", KeyState.REVOKED)
 
 
-async def holds(connection: Connection, tenant: str, keyid: str, *, window_s: int) -> list[Hold]:
+async def obstacles(connection: Connection, tenant: str, keyid: str, *, window_s: int) -> list[Obstacle]:
     """All that keeps a signing key from being removed. AdminError: no such key, or it is removed.
 
     `window_s` is how long after it ended to sign a key is kept at least; so it is below.
     """
-    return await _holds(connection, tenant, await _require_key(connection, tenant, keyid), window_s)
+    return await _obstacles(connection, tenant, await _require_key(connection, tenant, keyid), window_s)
 
 
 async def remove(connection: Connection, actor: Actor, tenant: str, keyid: str, *, window_s: int) -> None:
@@ -121,7 +121,7 @@ async def remove(connection: Connection, actor: Actor, tenant: str, keyid: str, 
     AdminError: no such key, it is removed, or something holds it; the message names all that does.
     """
     key = await _begin_change(connection, tenant, keyid)
-    require_unheld(await _holds(connection, tenant, key, window_s))
+    require_no_obstacles(await _obstacles(connection, tenant, key, window_s))
     await _fall(connection, actor, tenant, key, "signing-key.remove", KeyState.REMOVED)
 
 
@@ -169,23 +169,24 @@ async def _fall(
     await actor.acted(connection, action, tenant=tenant, keyid=key.keyid, **{"from": key.state, "to": to})
 
 
-async def _holds(connection: Connection, tenant: str, key: RegisteredSigningKey, window_s: int) -> list[Hold]:
+async def _obstacles(connection: Connection, tenant: str, key: RegisteredSigningKey, window_s: int) -> list[Obstacle]:
     if key.state is KeyState.REMOVED:
         raise AdminError(Reason.CONFLICT, "the key is removed already")
     # While it signs, more of them come anyhow.
     kept_for = [] if key.ended_at is None else await signing_keys.kept_for(connection, tenant, key)
-    return holds_of_signing_key(
+    return obstacles_of_signing_key(
         key.state,
         key.accept_until,
         key.ended_at,
         kept_for,
+        on_hold=await retention.is_on_hold(connection, tenant),
         window=timedelta(seconds=window_s),
         now=key.read_at,
     )
 
 
 async def _listed(connection: Connection, tenant: str, key: RegisteredSigningKey, window_s: int) -> ListedSigningKey:
-    held = [] if key.state is KeyState.REMOVED else await _holds(connection, tenant, key, window_s)
+    found = [] if key.state is KeyState.REMOVED else await _obstacles(connection, tenant, key, window_s)
     return ListedSigningKey(
         key.keyid,
         key.state,
@@ -193,8 +194,8 @@ async def _listed(connection: Connection, tenant: str, key: RegisteredSigningKey
         key.accept_until,
         key.registered_at,
         key.changed_at,
-        free_at(held),
-        sorted({str(hold.kind) for hold in held}),
+        free_at(found),
+        sorted({str(obstacle.kind) for obstacle in found}),
     )
 
 

@@ -27,7 +27,7 @@ def place(session: Session, tenant: TenantName, hold: HoldName, *, reason: Why) 
 
 @command(app, "release")
 def release(session: Session, tenant: TenantName, hold: HoldName, *, reason: Why) -> None:
-    """Let payloads of a tenant be deleted again, once no other hold keeps them."""
+    """Let payloads be deleted again. Another hold of the tenant still keeps them."""
     session.transact(lambda connection: holds.release(connection, session.actor, tenant, hold, reason=reason))
     if session.as_json:
         print_json({"tenant": tenant, "hold": hold})

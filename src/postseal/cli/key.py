@@ -21,7 +21,7 @@ from postseal.cli.output import age, print_json, print_record, print_table, reco
 from postseal.envelope import base64url, ed25519
 from postseal.errors import AdminError, Unavailable
 from postseal.postgres.database import Connection
-from postseal.rules.keys import Hold, KeyState, free_at
+from postseal.rules.keys import KeyState, Obstacle, free_at
 from postseal.settings import SECONDS_AN_HOUR
 from postseal.signing.pem_folder import folder_of, write_key
 
@@ -34,7 +34,7 @@ OverlapHours = Annotated[
     int | None,
     Option(min=0, max=8760, help="For how long the key before it is taken too.", show_default="rotation_overlap_hours"),
 ]
-COLUMNS = ("keyid", "device", "state", "age", "lastAcceptedAtMs", "removable", "heldBy", "registeredAtMs")
+COLUMNS = ("keyid", "device", "state", "age", "lastAcceptedAtMs", "removable", "obstacles", "registeredAtMs")
 OF_DEVICES = ("device", "lastAcceptedAtMs")
 
 app = Typer()
@@ -168,28 +168,28 @@ def _tell(session: Session, tenant: str, keyid: str, state: KeyState) -> None:
 
 
 def _tell_holds(session: Session, tenant: str, keyid: str, window_s: int) -> None:
-    async def act(connection: Connection) -> list[Hold]:
+    async def act(connection: Connection) -> list[Obstacle]:
         signs = await signing_keys.is_one(connection, tenant, keyid)
-        holds = signing_keys.holds if signs else keys.holds
-        return await holds(connection, tenant, keyid, window_s=window_s)
+        obstacles = signing_keys.obstacles if signs else keys.obstacles
+        return await obstacles(connection, tenant, keyid, window_s=window_s)
 
-    held = session.transact(act)
-    at = free_at(held)
+    found = session.transact(act)
+    at = free_at(found)
     if session.as_json:
-        holds = [{"kind": hold.kind, "place": hold.place, "untilMs": hold.until} for hold in held]
-        print_json({"tenant": tenant, "keyid": keyid, "freeAtMs": at, "holds": holds})
-    elif not held:
+        obstacles = [{"kind": obstacle.kind, "place": obstacle.place, "untilMs": obstacle.until} for obstacle in found]
+        print_json({"tenant": tenant, "keyid": keyid, "freeAtMs": at, "obstacles": obstacles})
+    elif not found:
         echo(f"nothing holds key {keyid}: it can be removed now")
     else:
         echo(f"key {keyid} is held, " + ("as things stand for good:" if at is None else f"until {text(at)}:"))
-        for hold in held:
-            echo(f"  {sentence(hold)}")
+        for obstacle in found:
+            echo(f"  {sentence(obstacle)}")
 
 
 def _removable(row: keys.ListedKey | signing_keys.ListedSigningKey) -> Any:
     if row.state is KeyState.REMOVED:
         return None
-    return row.free_at if row.held_by else "now"
+    return row.free_at if row.obstacles else "now"
 
 
 def _show(session: Session, document: dict[str, Any]) -> None:

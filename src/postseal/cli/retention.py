@@ -15,7 +15,7 @@ app = Typer()
 
 @command(app, "show")
 def show(session: Session, tenant: TenantName) -> None:
-    """Show for how many days payloads of a tenant and its projects are kept."""
+    """Show for how many days payloads are kept. That is by tenant, and by project."""
     rows = session.transact(lambda connection: retention.show(connection, tenant))
     of_tenant, default = rows[0].days, session.settings.payload_retention_days
     projects = [{"project": row.project, "days": row.days} for row in rows[1:]]
@@ -42,7 +42,7 @@ def change(
     ] = None,
     default: Annotated[bool, Option("--default", help="Take the own setting away.")] = False,
 ) -> None:
-    """Set how long payloads are kept that come, or whose delivery ends, from now on."""
+    """Set for how many days payloads are kept. It counts for what comes from now on."""
     if (days is None) != default:
         raise BadParameter("say either --days or --default")
     session.transact(lambda connection: retention.change(connection, session.actor, tenant, project, days))

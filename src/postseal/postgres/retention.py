@@ -90,3 +90,12 @@ async def list_holds(connection: Connection, tenant: str | None) -> list[Hold]:
     """All holds of a tenant, or of all, by name."""
     cursor = await connection.execute(LIST_HOLDS, {"tenant": tenant})
     return [Hold(*row) for row in await cursor.fetchall()]
+
+
+IS_ON_HOLD: LiteralString = "SELECT EXISTS (SELECT FROM holds WHERE tenant = %(tenant)s)"
+
+
+async def is_on_hold(connection: Connection, tenant: str) -> bool:
+    """Whether a tenant has any hold."""
+    row = await (await connection.execute(IS_ON_HOLD, {"tenant": tenant})).fetchone()
+    return row == (True,)

@@ -59,7 +59,7 @@ class Use(Struct, frozen=True):
     """Whether sequences are missing in the stream, below its highest."""
 
 
-class HoldKind(StrEnum):
+class ObstacleKind(StrEnum):
     """Why a key cannot be removed."""
 
     ACTIVE = "active"
@@ -72,66 +72,82 @@ class HoldKind(StrEnum):
     """What is missing in a stream may have been signed by it."""
     ENVELOPE = "envelope"
     """Outbound envelopes that it signed are kept, delivered or not."""
+    ON_HOLD = "on-hold"
+    """A hold keeps all payloads of its tenant, whatever their time."""
 
 
-class Hold(Struct, frozen=True):
+class Obstacle(Struct, frozen=True):
     """One thing that holds a key: where (a project, or project/destination), and until when, where that is known."""
 
-    kind: HoldKind
+    kind: ObstacleKind
     place: str | None = None
     until: datetime | None = None
 
 
-def holds_of_device_key(
-    state: KeyState, accept_until: datetime | None, uses: Sequence[Use], *, window: timedelta, now: datetime
-) -> list[Hold]:
-    """All that holds a device's key; nothing does if the list is empty."""
-    holds = _holds_of_state(state, accept_until)
+def obstacles_of_device_key(
+    state: KeyState,
+    accept_until: datetime | None,
+    uses: Sequence[Use],
+    *,
+    on_hold: bool,
+    window: timedelta,
+    now: datetime,
+) -> list[Obstacle]:
+    """All that holds a device's key; nothing does if the list is empty.
+
+    `on_hold` says whether its tenant's payloads are on hold; so it is below.
+    """
+    obstacles = _obstacles_of_state(state, accept_until)
+    if on_hold and uses:
+        obstacles.append(Obstacle(ObstacleKind.ON_HOLD))
     if uses:
         last_at = max(use.last_at for use in uses)
-        holds += _holds_until(Hold(HoldKind.WINDOW, until=last_at + NOTED_WITHIN + window), now)
+        obstacles += _obstacle_until(Obstacle(ObstacleKind.WINDOW, until=last_at + NOTED_WITHIN + window), now)
     for use in uses:
-        holds += _holds_until(Hold(HoldKind.PAYLOAD, use.project, use.kept_until + NOTED_WITHIN), now)
+        obstacles += _obstacle_until(Obstacle(ObstacleKind.PAYLOAD, use.project, use.kept_until + NOTED_WITHIN), now)
         if use.has_holes:
-            holds.append(Hold(HoldKind.HOLES, use.project))
-    return holds
+            obstacles.append(Obstacle(ObstacleKind.HOLES, use.project))
+    return obstacles
 
 
-def holds_of_signing_key(
+def obstacles_of_signing_key(
     state: KeyState,
     accept_until: datetime | None,
     ended_at: datetime | None,
     kept_for: Sequence[str],
     *,
+    on_hold: bool,
     window: timedelta,
     now: datetime,
-) -> list[Hold]:
+) -> list[Obstacle]:
     """All that holds a tenant's signing key.
 
     `ended_at` is when it ended to sign, None if it has not. `kept_for` are the destinations (project/destination) for
     which envelopes of it are kept.
     """
-    holds = _holds_of_state(state, accept_until)
+    obstacles = _obstacles_of_state(state, accept_until)
+    if on_hold:
+        obstacles.append(Obstacle(ObstacleKind.ON_HOLD))
     if ended_at is not None:
-        holds += _holds_until(Hold(HoldKind.WINDOW, until=ended_at + NOTED_WITHIN + window), now)
-    return holds + [Hold(HoldKind.ENVELOPE, place) for place in kept_for]
+        obstacles += _obstacle_until(Obstacle(ObstacleKind.WINDOW, until=ended_at + NOTED_WITHIN + window), now)
+    return obstacles + [Obstacle(ObstacleKind.ENVELOPE, place) for place in kept_for]
 
 
-def free_at(holds: Sequence[Hold]) -> datetime | None:
+def free_at(obstacles: Sequence[Obstacle]) -> datetime | None:
     """When the last of what holds a key ends, as things stand; None if nothing does, or if that cannot be told."""
-    times = [hold.until for hold in holds if hold.until is not None]
-    return max(times, default=None) if len(times) == len(holds) else None
+    times = [obstacle.until for obstacle in obstacles if obstacle.until is not None]
+    return max(times, default=None) if len(times) == len(obstacles) else None
 
 
-def _holds_of_state(state: KeyState, accept_until: datetime | None) -> list[Hold]:
+def _obstacles_of_state(state: KeyState, accept_until: datetime | None) -> list[Obstacle]:
     match state:
         case KeyState.ACTIVE:
-            return [Hold(HoldKind.ACTIVE)]
+            return [Obstacle(ObstacleKind.ACTIVE)]
         case KeyState.RETIRING:
-            return [Hold(HoldKind.RETIRING, until=accept_until)]
+            return [Obstacle(ObstacleKind.RETIRING, until=accept_until)]
         case _:
             return []
 
 
-def _holds_until(hold: Hold, now: datetime) -> list[Hold]:
-    return [hold] if hold.until is not None and now < hold.until else []
+def _obstacle_until(obstacle: Obstacle, now: datetime) -> list[Obstacle]:
+    return [obstacle] if obstacle.until is not None and now < obstacle.until else []

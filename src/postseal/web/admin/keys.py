@@ -24,7 +24,7 @@ class DeviceKey(Struct, frozen=True, rename="camel"):
     """A device's key; `acceptUntilMs` is null unless it retires.
 
     `lastAcceptedAtMs` is noted once a minute, and null where the key brought nothing yet. What holds a key, so that it
-    cannot be removed now, stands in `heldBy`: `active`, `retiring`, `window` (its last envelope is too recent),
+    cannot be removed now, stands in `obstacles`: `active`, `retiring`, `window` (its last envelope is too recent),
     `payload` (payloads that it signed are kept), `holes` (sequences are missing in a stream that it signed). All of
     that ends at `freeAtMs` as things stand; null where nothing holds it, and where that cannot be told.
     """
@@ -38,7 +38,7 @@ class DeviceKey(Struct, frozen=True, rename="camel"):
     accept_until_ms: int | None
     last_accepted_at_ms: int | None
     free_at_ms: int | None
-    held_by: list[str]
+    obstacles: list[str]
 
 
 class NewKey(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -184,5 +184,5 @@ def _key(row: ListedKey) -> DeviceKey:
         None if row.accept_until is None else milliseconds(row.accept_until),
         None if row.last_accepted_at is None else milliseconds(row.last_accepted_at),
         None if row.free_at is None else milliseconds(row.free_at),
-        row.held_by,
+        row.obstacles,
     )
