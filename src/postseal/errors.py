@@ -4,6 +4,7 @@ PostsealError
 ├── Refused             a request was judged and refused, with its stable reason
 ├── Unavailable         nothing is known to be committed; the same request may be sent again
 ├── AdminError          an administrator's act cannot be done; one line says why
+├── ArchiveError        a backup cannot be taken or restored; one line says why
 └── StartupError        the service cannot start; one line says what to do
 
 No message of these errors carries a credential, a code, a key, a signature or a payload.
@@ -35,6 +36,10 @@ class AdminError(PostsealError):
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class ArchiveError(PostsealError):
+    """A backup cannot be taken, or an archive not restored; the message is one line that says why."""
 
 
 class StartupError(PostsealError):

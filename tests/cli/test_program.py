@@ -90,6 +90,8 @@ COMMANDS = {
     "hold release": ["TENANT", "HOLD", "--reason"],
     "hold list": ["TENANT"],
     "migrate": ["--plan", "--new-passwords"],
+    "backup": ["--to", "--jobs"],
+    "restore": ["--from", "--jobs"],
     "verify": ["--signatures"],
     "recover": ["--since", "--dry-run"],
     "demo": ["--once"],

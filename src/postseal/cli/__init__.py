@@ -16,6 +16,8 @@ VERBS = {
     "worker": "Seal and deliver until it is stopped.",
     "sweep": "Delete expired payloads until it is stopped.",
     "migrate": "Bring the database up to date.",
+    "backup": "Write an archive of the database.",
+    "restore": "Make a database of an archive.",
     "verify": "Prove the database's invariants.",
     "recover": "After a crash or a restore: what waits, what is missing.",
     "demo": "Start everything and send real signed envelopes.",

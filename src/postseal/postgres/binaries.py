@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,8 @@ VERSION_SECONDS = 10
 _VERSION = re.compile(r"\(PostgreSQL\) (\d+)(\.\d+|\w*)")
 
 NEEDED_PROGRAMS = ("initdb", "postgres")
+CLIENT_PROGRAMS = ("pg_restore", "pg_dump")
+"""What an archive is made and read with; Debian has them without the server too."""
 # Static libraries and headers are for building extensions; the server does not read them.
 NOT_COPIED = shutil.ignore_patterns("*.a", "include", "pgxs", "pkgconfig")
 
@@ -58,7 +60,7 @@ def find_binaries(data_major: int | None) -> Binaries:
     Raises StartupError, saying what to install or set.
     """
     others: list[str] = []
-    for binaries in _installations():
+    for binaries in _installations(NEEDED_PROGRAMS):
         if data_major in {None, binaries.major}:
             return binaries
         others.append(binaries.version)
@@ -70,6 +72,22 @@ def find_binaries(data_major: int | None) -> Binaries:
     raise StartupError(
         f"no PostgreSQL {OLDEST_MAJOR} to {NEWEST_MAJOR} here: install postseal[server] or PostgreSQL, "
         f"set {FOLDER_VARIABLE}, or use --database-url"
+    )
+
+
+def find_client_programs(server_major: int) -> Binaries:
+    """Return the installation whose pg_dump and pg_restore suit a server: of its major version, or the next newer one.
+
+    Raises StartupError, saying what to install or set.
+    """
+    found = list(_installations(CLIENT_PROGRAMS))
+    suiting = [binaries for binaries in found if binaries.major >= server_major]
+    if suiting:
+        return min(suiting, key=lambda binaries: binaries.major)
+    here = f"only those of {', '.join(binaries.version for binaries in found)} are here" if found else "none are here"
+    raise StartupError(
+        f"pg_dump and pg_restore of PostgreSQL {server_major} or newer are needed and {here}: install "
+        f"postgresql-client-{server_major}, or set {FOLDER_VARIABLE} to the bin folder of such an installation"
     )
 
 
@@ -89,34 +107,34 @@ def within_reach(binaries: Binaries, account: Account, home: Home) -> Binaries:
     return Binaries(copy / binaries.bin.relative_to(top), binaries.major, binaries.version)
 
 
-def _installations() -> Iterator[Binaries]:
+def _installations(programs: Sequence[str]) -> Iterator[Binaries]:
     chosen = os.environ.get(FOLDER_VARIABLE)
     if chosen:
-        yield _inspect(Path(chosen).absolute())
+        yield _inspect(Path(chosen).absolute(), programs)
         return
     spec = importlib.util.find_spec(WHEEL_PACKAGE)
     for location in (spec and spec.submodule_search_locations) or ():
-        yield _inspect(Path(location) / "pginstall" / "bin")
+        yield _inspect(Path(location) / "pginstall" / "bin", programs)
     for major in range(NEWEST_MAJOR, OLDEST_MAJOR - 1, -1):
         folder = SYSTEM_ROOT / str(major) / "bin"
-        if all((folder / program).exists() for program in NEEDED_PROGRAMS):
-            yield _inspect(folder)
+        if all((folder / program).exists() for program in programs):
+            yield _inspect(folder, programs)
 
 
-def _inspect(folder: Path) -> Binaries:
-    missing = [program for program in NEEDED_PROGRAMS if not os.access(folder / program, os.X_OK)]
+def _inspect(folder: Path, programs: Sequence[str]) -> Binaries:
+    missing = [program for program in programs if not os.access(folder / program, os.X_OK)]
     if missing:
-        raise StartupError(f"{folder} lacks {' and '.join(missing)}: it is no bin folder of PostgreSQL's server")
+        raise StartupError(f"{folder} lacks {' and '.join(missing)}: it is not the bin folder of a whole PostgreSQL")
     try:
         answer = subprocess.run(
-            [folder / "postgres", "--version"],
+            [folder / programs[-1], "--version"],
             capture_output=True,
             text=True,
             timeout=VERSION_SECONDS,
             check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError):
-        raise StartupError(f"{folder / 'postgres'} does not run on this machine") from None
+        raise StartupError(f"{folder / programs[-1]} does not run on this machine") from None
     version = _VERSION.search(answer)
     if version is None or int(version[1]) < OLDEST_MAJOR:
         raise StartupError(f"{folder} holds {answer.strip()}; PostgreSQL {OLDEST_MAJOR} or newer is needed")

@@ -88,9 +88,9 @@ def migrate(
     _take_turn(connection)
     try:
         todo = pending(connection)
-        _make_roles(connection, prefix, passfile, new_passwords=new_passwords, ours_alone=ours_alone)
+        make_roles(connection, prefix, passfile, new_passwords=new_passwords, ours_alone=ours_alone)
         if todo:
-            _let_migrate(connection, prefix)
+            let_migrate(connection, prefix)
         for migration in todo:
             _apply(connection, migration, prefix)
     finally:
@@ -130,9 +130,15 @@ def _apply(connection: psycopg.Connection[Any], migration: Migration, prefix: st
             connection.execute(sql.SQL("GRANT SELECT ON schema_migrations TO {}").format(role))
 
 
-def _make_roles(
-    connection: psycopg.Connection[Any], prefix: str, passfile: Path, *, new_passwords: bool, ours_alone: bool
+def make_roles(
+    connection: psycopg.Connection[Any],
+    prefix: str,
+    passfile: Path,
+    *,
+    new_passwords: bool = False,
+    ours_alone: bool = False,
 ) -> None:
+    """Make the roles of the service where they are missing; what `migrate` says of them holds. Raises StartupError."""
     owner, names = f"{prefix}_owner", [f"{prefix}_{part}" for part in Part]
     rows = connection.execute("SELECT rolname FROM pg_roles WHERE rolname = ANY(%s::text[])", [[owner, *names]])
     there = {name for (name,) in rows}
@@ -170,8 +176,8 @@ def _set_password(connection: psycopg.Connection[Any], name: str, password: str)
     connection.execute(statement.format(sql.Identifier(name), sql.Literal(verifier.decode())))
 
 
-def _let_migrate(connection: psycopg.Connection[Any], prefix: str) -> None:
-    """Let this connection's user act as the owning role, and that role make the schema."""
+def let_migrate(connection: psycopg.Connection[Any], prefix: str) -> None:
+    """Let this connection's user act as the owning role, and that role make the schema in this database."""
     owner, database = sql.Identifier(f"{prefix}_owner"), sql.Identifier(connection.info.dbname)
     connection.execute(sql.SQL("GRANT {} TO CURRENT_USER").format(owner))
     connection.execute(sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(database, owner))
