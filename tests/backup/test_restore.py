@@ -1,15 +1,18 @@
 """A restore gives all of an archive or leaves the target as it was, and refuses by name what is not as it should be."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import psycopg
 import pytest
 from places import Target, contents, definitions, events
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from fleet import as_owner, enrol
 from outgoing import new_destination
@@ -243,3 +246,42 @@ def test_an_archive_whose_dump_does_not_load(copied: Path, target: Target, actor
     with pytest.raises(ArchiveError, match="pg_restore failed: "):
         restore(target.access, copied, actor, jobs=2)
     assert target.is_untouched()
+
+
+@pytest.fixture
+def deployer(cluster: Access, tmp_path: Path) -> Iterator[Access]:
+    """A deployment of somebody who may make roles and databases, and is no superuser; its way to an empty database."""
+    name, password = f"t{uuid4().hex[:12]}", uuid4().hex
+    with psycopg.connect(cluster.owner, autocommit=True) as owner:
+        owner.execute(
+            sql.SQL("CREATE ROLE {} LOGIN CREATEROLE CREATEDB PASSWORD {}").format(
+                sql.Identifier(name), sql.Literal(password)
+            )
+        )
+        try:
+            for database in (name, f"{name}_new"):
+                owner.execute(
+                    sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(database), sql.Identifier(name))
+                )
+            conninfo = make_conninfo(cluster.owner, user=name, password=password, dbname=name)
+            yield Access(conninfo, tmp_path / "roles" / "roles.pgpass", name)
+        finally:
+            for database in (name, f"{name}_new"):
+                owner.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(database)))
+            roles = owner.execute("SELECT rolname FROM pg_roles WHERE starts_with(rolname, %s)", [name]).fetchall()
+            for (role,) in sorted(roles, reverse=True):
+                owner.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
+
+
+def test_by_an_owner_who_is_no_superuser(deployer: Access, archive: Path, actor: Actor):
+    """Whoever may make roles and databases can back up and restore; all belongs to the owning role as before."""
+    deployer.passfile.parent.mkdir()
+    deployer.migrate()
+    enrol(deployer)
+    back_up(deployer, archive, jobs=2)
+    new = replace(deployer, owner=make_conninfo(deployer.owner, dbname=f"{deployer.prefix}_new"))
+    restore(new, archive, actor, jobs=2)
+    assert definitions(new) == definitions(deployer)
+    assert contents(new)["devices"] == contents(deployer)["devices"]
+    new.check()
+    assert new.migrate() == []
