@@ -4,8 +4,9 @@
 2. the target: empty; what an earlier run left is cleared away
 3. the roles, whose passwords are those of the roles file, or new ones
 4. a scratch database, into which pg_restore writes with several connections
-5. proof: as many rows as the manifest says, and the audit ends where it did
-6. an act in the platform's trail, from which on the database goes its own way
+5. as many rows as the manifest says, and the audit ends where it did; then an act in the platform's trail, from which
+   on the database goes its own way
+6. `verify` finds no breach
 7. the scratch database gets the target's name, and what had it, empty, is dropped
 
 Until 7 the target is as it was, whatever happens; after it, all of the archive is in it.
@@ -36,6 +37,7 @@ from postseal.postgres.scratch import (
     what_it_holds,
 )
 from postseal.postgres.snapshot import audit_heads, count_rows, server_major
+from postseal.verify import verify
 
 TIMEOUT_MAJOR = 17
 """From this version on pg_restore sets transaction_timeout, which older servers do not know."""
@@ -72,7 +74,7 @@ def restore(access: Access, archive: Path, actor: Actor, *, jobs: int) -> Restor
             with running(programs, "pg_restore", [*arguments, archive / DUMP], scratch) as program:
                 program.finish()
             missing = _require_same(scratch, manifest)
-            run_until_asked(_mark(scratch, manifest, actor))
+            run_until_asked(_mark_and_prove(scratch, manifest, actor))
             replace_target(place)
     return Restored(manifest, place.target, missing)
 
@@ -125,7 +127,7 @@ def _require_same(scratch: str, manifest: Manifest) -> list[str]:
         return missing_logins(connection)
 
 
-async def _mark(scratch: str, manifest: Manifest, actor: Actor) -> None:
+async def _mark_and_prove(scratch: str, manifest: Manifest, actor: Actor) -> None:
     detail = {
         "takenAtMs": manifest.taken_at_ms,
         "postsealVersion": manifest.postseal_version,
@@ -133,3 +135,6 @@ async def _mark(scratch: str, manifest: Manifest, actor: Actor) -> None:
     }
     async with Database(scratch, prepare=False, size=1) as database:
         await database.transact(partial(actor.acted_on_platform, action="database.restore", **detail))
+    report = await verify(scratch)
+    if not report.holds:
+        raise ArchiveError(f"what was restored has {report.counts.total()} breaches, first: {report.breaches[0]}")

@@ -248,6 +248,17 @@ def test_an_archive_whose_dump_does_not_load(copied: Path, target: Target, actor
     assert target.is_untouched()
 
 
+def test_what_does_not_hold_is_not_restored(access: Access, target: Target, archive: Path, actor: Actor):
+    """An archive of a database whose cursor says more than its identities is whole, and is refused with the breach."""
+    enrol(access)
+    with as_owner(access) as owner:
+        owner.execute("UPDATE streams SET highest = 5")
+    back_up(access, archive, jobs=1)
+    with pytest.raises(ArchiveError, match=r"\Awhat was restored has [1-9]\d* breaches, first: .*device-01"):
+        restore(target.access, archive, actor, jobs=1)
+    assert target.is_untouched()
+
+
 @pytest.fixture
 def deployer(cluster: Access, tmp_path: Path) -> Iterator[Access]:
     """A deployment of somebody who may make roles and databases, and is no superuser; its way to an empty database."""

@@ -28,7 +28,8 @@ def backup(
 ) -> None:
     """Write an archive of the database while the service runs; secrets in files are not in it."""
     archive = to.expanduser().absolute()
-    with session.access() as access:
+    # As it is: a backup comes before a migration.
+    with session.access(migrates=False) as access:
         manifest = back_up(access, archive, jobs=jobs)
         apart = _kept_apart(session.settings, access)
     if session.as_json:

@@ -44,4 +44,4 @@ def restore(
             "missingLogins": restored.missing_logins,
         }
     )
-    echo("whatever was written after that time is not in it")
+    echo("what was written after that time is not in it: `postseal recover` shows what waits and what is missing")
