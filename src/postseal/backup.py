@@ -12,7 +12,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -86,7 +86,8 @@ def _unfinished(archive: Path) -> Generator[tuple[Path, int]]:
     folder.mkdir(mode=0o700, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if not try_lock(lock, fcntl.LOCK_EX):
+        # One that has just been renamed leaves its lock with whoever waited for it.
+        if not try_lock(lock, fcntl.LOCK_EX) or not _is(folder, lock):
             raise ArchiveError(f"another backup is writing to {folder}: let it end")
         _clear(folder)
         try:
@@ -96,6 +97,12 @@ def _unfinished(archive: Path) -> Generator[tuple[Path, int]]:
             raise
     finally:
         os.close(lock)
+
+
+def _is(folder: Path, descriptor: int) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), folder.stat(follow_symlinks=False))
+    return False
 
 
 def _clear(folder: Path) -> None:

@@ -58,7 +58,7 @@ class KeyRequest:
 class AddedKey:
     """The key that is active now, and the one that it replaces, which is taken until `accept_until`.
 
-    None where an operator has ended that one's time since.
+    None once its time is over, be it by an operator.
     """
 
     keyid: str

@@ -27,6 +27,7 @@ from postseal.postgres.binaries import FOLDER_VARIABLE, Binaries, find_client_pr
 from postseal.postgres.database import Database
 from postseal.postgres.migrate import make_roles, migrations
 from postseal.postgres.programs import running
+from postseal.postgres.recovery import RESTORED
 from postseal.postgres.scratch import (
     analyze,
     clear_left_over,
@@ -134,7 +135,7 @@ async def _mark_and_prove(scratch: str, manifest: Manifest, actor: Actor) -> Non
         "auditHead": to_builtins(manifest.audit_head),
     }
     async with Database(scratch, prepare=False, size=1) as database:
-        await database.transact(partial(actor.acted_on_platform, action="database.restore", **detail))
+        await database.transact(partial(actor.acted_on_platform, action=RESTORED, **detail))
     report = await verify(scratch)
     if not report.holds:
         raise ArchiveError(f"what was restored has {report.counts.total()} breaches, first: {report.breaches[0]}")

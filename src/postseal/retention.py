@@ -70,7 +70,7 @@ class Sweeper:
         self._default_retention_s = default_retention_s
         self._pause_s = pause_s
         self._after = ""
-        self._swept_in_round = 0
+        self._found_in_round = 0
         self._batch = MAX_BATCH
         self.counts = Counts()
 
@@ -116,6 +116,7 @@ class Sweeper:
             lambda connection: payloads.date_ended(connection, default_retention_s=self._default_retention_s, most=most)
         )
         self.counts.dated += dated
+        self._found_in_round += dated  # of a tenant, perhaps, that the round has passed
         return dated
 
     async def _delete(self, most: int) -> Next:
@@ -126,10 +127,10 @@ class Sweeper:
             return Next.BUSY
         self.counts.swept += swept.payloads
         self._after = swept.through
-        self._swept_in_round += swept.payloads
+        self._found_in_round += swept.payloads
         if self._after:
             return Next.GO_ON
-        found, self._swept_in_round = self._swept_in_round, 0
+        found, self._found_in_round = self._found_in_round, 0
         return Next.GO_ON if found else Next.REST
 
 

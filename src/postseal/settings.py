@@ -115,7 +115,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=0,
-            le=36_500,
+            le=MAX_RETENTION_DAYS,
             description="Days after its last envelope before which no key can be removed; 0 for as many as "
             "`payload_retention_days`",
         ),

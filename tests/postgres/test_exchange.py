@@ -10,8 +10,8 @@ from psycopg import errors
 from fleet import as_owner
 from postseal.postgres import arrays
 from postseal.postgres.access import Access
-from postseal.postgres.database import Connection, Part, connect
-from postseal.postgres.exchange import Call, Statement, exchange
+from postseal.postgres.database import Connection, Database, Part, connect
+from postseal.postgres.exchange import Call, Statement, exchange, in_one_exchange
 from until import until_async
 
 pytestmark = pytest.mark.anyio
@@ -176,3 +176,13 @@ async def test_an_exchange_that_is_cancelled_leaves_the_loop_alone(
     assert not loop.remove_reader(descriptor)
     assert not loop.remove_writer(descriptor)
     terminate(shared_access, pid)
+
+
+async def test_a_pool_is_good_after_a_call_that_failed(shared_access: Access) -> None:
+    """What the first exchange of a connection did not get to prepare is not taken for prepared by the next one."""
+    async with Database(shared_access.of(Part.DELIVERY), prepare=True, size=1) as database:
+        with pytest.raises(errors.DivisionByZero):
+            await database.exchange(lambda connection: in_one_exchange(connection, [on(DIVIDE, 0)]))
+        for _ in range(2):
+            [answer] = await database.exchange(lambda connection: in_one_exchange(connection, [on(DIVIDE, 1)]))
+            assert answer.rows == [(1,)]

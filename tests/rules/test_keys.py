@@ -99,13 +99,12 @@ def test_a_hold_on_payloads_holds_the_keys_that_verify_them():
 
 
 def test_what_holds_a_signing_key():
-    """That it signs, that it ended too lately, and each destination for which envelopes of it are kept."""
+    """That it signs, that it ended too lately, that its tenant's payloads are on hold."""
 
-    def found(state: KeyState, ended_at: datetime | None, *kept_for: str, on_hold: bool = False) -> list[Obstacle]:
-        return obstacles_of_signing_key(state, None, ended_at, kept_for, on_hold=on_hold, window=WINDOW, now=NOW)
+    def found(state: KeyState, ended_at: datetime | None, *, on_hold: bool = False) -> list[Obstacle]:
+        return obstacles_of_signing_key(state, None, ended_at, on_hold=on_hold, window=WINDOW, now=NOW)
 
     assert found(KeyState.ACTIVE, None) == [Obstacle(ObstacleKind.ACTIVE)]
     assert found(KeyState.VERIFY_ONLY, LONG_AGO) == []
     assert found(KeyState.VERIFY_ONLY, LONG_AGO, on_hold=True) == [Obstacle(ObstacleKind.ON_HOLD)]
     assert found(KeyState.REVOKED, LONG_AGO + MOMENT) == [Obstacle(ObstacleKind.WINDOW, until=NOW + MOMENT)]
-    assert found(KeyState.REVOKED, LONG_AGO, "apollo/orders") == [Obstacle(ObstacleKind.ENVELOPE, "apollo/orders")]

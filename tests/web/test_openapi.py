@@ -338,6 +338,7 @@ def check_random_requests(world: World, seed: int, examples: int) -> None:
         "credential": str(token.credential_id),
         "destination": world.mailer.destination.name,
         "delivery": world.mailer.send().document["delivery"],
+        "hold": "case-17",
     }
     statuses: set[int] = set()
     for name, operation in world.operations.items():

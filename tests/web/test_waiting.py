@@ -180,7 +180,7 @@ def test_readers_of_one_stream_cost_one_look(
             wait_for_look(looks, site.device)
         next_looks = [looks.get(timeout=DEADLINE_S) for _ in range(5)]
         assert [look.streams for look in next_looks] == [[site.device.stream]] * 5
-        assert next_looks[-1].at_s - next_looks[0].at_s > 4 * 0.2
+        assert next_looks[-1].at_s - next_looks[0].at_s > 2 * 0.2  # a look that comes late makes the next gap shorter
         send(site, site.device, 1)
         assert [sequences(reader) for reader in readers] == [[1]] * READERS
 

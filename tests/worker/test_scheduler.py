@@ -96,33 +96,6 @@ async def test_new_mail_is_seen_when_nothing_else_is_due_and_within_a_second(
     assert {turn.tenant for turn in await turns(of, 2)} == {"globex", "acme"}
 
 
-async def test_slow_looks_are_rarer(
-    access: Access, database: Database, clock: StillClock, monkeypatch: pytest.MonkeyPatch
-):
-    """A gap is ten times as long as the look before it, and no longer than LOOK_EVERY_S."""
-    took_s, looks = 0.03, 0
-
-    async def slow(connection: Connection, **options: Any) -> list[Due]:
-        nonlocal looks
-        looks += 1
-        clock.now_s += took_s
-        return await due_turns(connection, **options)
-
-    monkeypatch.setattr(scheduler, "due_turns", slow)
-    of = RoundRobin(database, clock)
-    assert await of.next_turn(always) is None
-    clock.now_s += 8 * took_s
-    assert await of.next_turn(always) is None
-    assert looks == 1
-    clock.now_s += 2 * took_s
-    took_s = 30.0
-    assert await of.next_turn(always) is None
-    assert looks == 2
-    clock.now_s += scheduler.LOOK_EVERY_S
-    assert await of.next_turn(always) is None
-    assert looks == 3
-
-
 async def test_what_is_used_up_is_gone_until_it_is_seen_again(access: Access, database: Database, clock: StillClock):
     """A turn that found nothing does not come back by itself."""
     with_mail(access, "acme", "a")

@@ -19,7 +19,15 @@ from postseal.outcomes import Reason
 from postseal.postgres import keysets, retention, signing_keys
 from postseal.postgres.signing_keys import RegisteredSigningKey
 from postseal.postgres.transaction import Connection
-from postseal.rules.keys import MAX_KEYS, KeyState, Obstacle, free_at, may_become, obstacles_of_signing_key
+from postseal.rules.keys import (
+    MAX_KEYS,
+    KeyState,
+    Obstacle,
+    ObstacleKind,
+    free_at,
+    may_become,
+    obstacles_of_signing_key,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +137,8 @@ async def list_of_tenant(connection: Connection, tenant: str, *, window_s: int) 
     """All signing keys that a tenant ever had, oldest first. AdminError: no such tenant."""
     await require_tenant(connection, tenant)
     found = await signing_keys.list_of_tenant(connection, tenant)
-    return [await _listed(connection, tenant, key, window_s) for key in found]
+    on_hold = await retention.is_on_hold(connection, tenant)
+    return [await _listed(connection, tenant, key, window_s, on_hold=on_hold) for key in found]
 
 
 async def is_one(connection: Connection, tenant: str, keyid: str) -> bool:
@@ -172,21 +181,30 @@ async def _fall(
 async def _obstacles(connection: Connection, tenant: str, key: RegisteredSigningKey, window_s: int) -> list[Obstacle]:
     if key.state is KeyState.REMOVED:
         raise AdminError(Reason.CONFLICT, "the key is removed already")
-    # While it signs, more of them come anyhow.
-    kept_for = [] if key.ended_at is None else await signing_keys.kept_for(connection, tenant, key)
+    others = _other_obstacles(key, window_s, on_hold=await retention.is_on_hold(connection, tenant))
+    return others + await _kept(connection, tenant, key)
+
+
+def _other_obstacles(key: RegisteredSigningKey, window_s: int, *, on_hold: bool) -> list[Obstacle]:
+    """All but kept envelopes, which have to be looked for."""
     return obstacles_of_signing_key(
-        key.state,
-        key.accept_until,
-        key.ended_at,
-        kept_for,
-        on_hold=await retention.is_on_hold(connection, tenant),
-        window=timedelta(seconds=window_s),
-        now=key.read_at,
+        key.state, key.accept_until, key.ended_at, on_hold=on_hold, window=timedelta(seconds=window_s), now=key.read_at
     )
 
 
-async def _listed(connection: Connection, tenant: str, key: RegisteredSigningKey, window_s: int) -> ListedSigningKey:
-    found = [] if key.state is KeyState.REMOVED else await _obstacles(connection, tenant, key, window_s)
+async def _kept(connection: Connection, tenant: str, key: RegisteredSigningKey) -> list[Obstacle]:
+    """None of a key that signs: more of them come anyhow."""
+    kept_for = [] if key.ended_at is None else await signing_keys.kept_for(connection, tenant, key)
+    return [Obstacle(ObstacleKind.ENVELOPE, place) for place in kept_for]
+
+
+async def _listed(
+    connection: Connection, tenant: str, key: RegisteredSigningKey, window_s: int, *, on_hold: bool
+) -> ListedSigningKey:
+    found: list[Obstacle] = []
+    if key.state is not KeyState.REMOVED:
+        # A list looks for kept envelopes of those keys alone that nothing else keeps.
+        found = _other_obstacles(key, window_s, on_hold=on_hold) or await _kept(connection, tenant, key)
     return ListedSigningKey(
         key.keyid,
         key.state,

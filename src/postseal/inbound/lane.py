@@ -11,7 +11,6 @@ known.
 """
 
 import os
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
@@ -60,7 +59,7 @@ class Lane:
         self._default_retention_s = default_retention_s
         self._metrics = metrics
         self._moved = moved
-        self._uses = NotedUses(time.monotonic)
+        self._uses = NotedUses()
         self._connection: Connection | None = None
 
     async def __aenter__(self) -> Self:

@@ -4,6 +4,7 @@ A note with every envelope would cost one more row version each. So the usual gr
 has can be as old as `rules.keys.NOTED_WITHIN` allows.
 """
 
+import time
 from collections.abc import Callable, Sequence
 
 from postseal.postgres.ingest import RetainedRow, StreamKey
@@ -15,10 +16,15 @@ REMEMBERED_USES = 50_000
 """One that is forgotten before its time is noted once more than it need be."""
 
 
+def _boot_time() -> float:
+    """Seconds that go on while the machine sleeps, where the system has them: what was noted grows old meanwhile."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class NotedUses:
     """What one lane has noted lately, each with how long its payloads are kept."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float] = _boot_time) -> None:
         self._noted: Remembered[tuple[StreamKey, str], int] = Remembered(
             entries=REMEMBERED_USES, ttl_s=NOTED_EVERY_S, clock=clock
         )

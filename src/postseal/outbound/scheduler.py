@@ -25,8 +25,6 @@ LOOK_EVERY_S = 1.0
 """How long a tenant whose mail becomes due can stay unseen while others keep the worker busy."""
 LOOK_GAP_S = 0.05
 """The least between two looks, however often somebody wakes the worker."""
-GAP_TO_LOOK = 10
-"""How many times as long as the look before it a gap is, up to LOOK_EVERY_S: looking takes a tenth of the database."""
 BY_PENDING_S = 60.0
 """How long streams are read by what is pending, once the queue took too long."""
 MAX_SEEN_STREAMS = 20_000
@@ -189,7 +187,6 @@ class _Turns:
         self._gap_s = gap_s
         self._clock = clock
         self._looked_s = -LOOK_EVERY_S
-        self._look_took_s = 0.0
         self._tenants: OrderedDict[str, OrderedDict[int, Due]] = OrderedDict()
         self._streams = 0
 
@@ -209,11 +206,9 @@ class _Turns:
         since_s = self._clock() - self._looked_s
         if since_s < LOOK_EVERY_S and (turn := self._take(has_room)):
             return turn
-        gap_s = max(self._gap_s(), min(self._look_took_s * GAP_TO_LOOK, LOOK_EVERY_S))
-        if since_s >= gap_s and self._streams < MAX_SEEN_STREAMS:
+        if since_s >= self._gap_s() and self._streams < MAX_SEEN_STREAMS:
             self._looked_s = self._clock()
             await self._look()
-            self._look_took_s = self._clock() - self._looked_s
         return self._take(has_room)
 
     def _take(self, has_room: HasRoom) -> Turn | None:

@@ -19,7 +19,7 @@ from psycopg.adapt import Transformer
 from psycopg.pq import ConnStatus, ExecStatus, Format
 from psycopg.pq.abc import PGconn, PGresult
 
-from postseal.postgres.transaction import BEGIN, SET_BOUNDS_AND_PLANS, Connection, to_its_end
+from postseal.postgres.transaction import BEGIN, SET_BOUNDS_AND_PLANS, CommitWitness, Connection, discard
 
 _DONE: Final = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 _ANSWERS: Final = (*_DONE, ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED)
@@ -66,11 +66,17 @@ _COMMIT = Statement("COMMIT")()
 async def in_one_exchange(connection: Connection, calls: Sequence[Call]) -> list[Answer]:
     """The answers to `calls`, once they have committed for certain: a transaction in one round trip.
 
-    What is raised is as in `transaction.in_transaction`.
+    What is raised is as in `transaction.in_transaction`; after anything that is raised the connection is closed.
     """
-    async with to_its_end(connection) as witness:
-        _, _, *answers, committed = await exchange(connection, [_BEGIN, _SET_BOUNDS_AND_PLANS, *calls, _COMMIT])
-        witness.require_commit(committed.tag)
+    with CommitWitness(connection) as witness:
+        try:
+            _, _, *answers, committed = await exchange(connection, [_BEGIN, _SET_BOUNDS_AND_PLANS, *calls, _COMMIT])
+            witness.require_commit(committed.tag)
+        except BaseException:
+            # Whatever failed, what was to be prepared behind it is not, and nobody knows what is.
+            discard(connection)
+            await connection.close()
+            raise
     return answers
 
 

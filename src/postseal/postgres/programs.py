@@ -3,10 +3,11 @@
 import os
 import signal
 import subprocess
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from postseal.ending import end_if_asked
@@ -59,10 +60,12 @@ def running(
 ) -> Generator[Program]:
     """Run a program on a database, as this process's account; it is stopped where the block ends before it does.
 
-    What it makes is for this account alone. No password stands on its command line.
+    What it makes is for this account alone. No password stands on its command line: ArchiveError if the connection has
+    another secret than libpq's own password.
     """
     parameters = conninfo_to_dict(conninfo)
     password = parameters.pop("password", None)
+    _require_no_secret(name, parameters.keys())
     # A password of the URL's goes before PGPASSWORD, as it does for this process; the words of errors are looked for.
     environment = {"LC_ALL": "C"} | ({"PGPASSWORD": str(password)} if password else {})
     with subprocess.Popen(
@@ -82,3 +85,10 @@ def running(
             yield program
         finally:
             program.stop()
+
+
+def _require_no_secret(name: str, parameters: Iterable[str]) -> None:
+    """Of libpq's secrets only the password has another way to a program than its command line."""
+    secrets = {option.keyword.decode() for option in pq.Conninfo.get_defaults() if option.dispchar == b"*"}
+    if found := sorted(secrets.intersection(parameters)):
+        raise ArchiveError(f"{found[0]} would be seen on the command line of {name}: take it out of the database's URL")

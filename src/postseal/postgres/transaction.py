@@ -84,7 +84,7 @@ async def in_transaction(connection: Connection, work: Callable[[Connection], Aw
     Whatever `work` raises leaves after a rollback. A lost connection is psycopg's OperationalError, a commit that is
     not certain is Unavailable: then nothing is known.
     """
-    async with to_its_end(connection) as witness:
+    async with _to_its_end(connection) as witness:
         async with connection.pipeline():
             await connection.execute(BEGIN)
             await connection.execute(SET_BOUNDS)
@@ -95,7 +95,7 @@ async def in_transaction(connection: Connection, work: Callable[[Connection], Aw
 
 
 @asynccontextmanager
-async def to_its_end(connection: Connection) -> AsyncGenerator[CommitWitness]:
+async def _to_its_end(connection: Connection) -> AsyncGenerator[CommitWitness]:
     """After an error the transaction is rolled back; where its commit is not certain, the connection is thrown away."""
     with CommitWitness(connection) as witness:
         try:

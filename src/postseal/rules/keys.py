@@ -114,23 +114,21 @@ def obstacles_of_signing_key(
     state: KeyState,
     accept_until: datetime | None,
     ended_at: datetime | None,
-    kept_for: Sequence[str],
     *,
     on_hold: bool,
     window: timedelta,
     now: datetime,
 ) -> list[Obstacle]:
-    """All that holds a tenant's signing key.
+    """All that holds a tenant's signing key, beside envelopes of it that are kept.
 
-    `ended_at` is when it ended to sign, None if it has not. `kept_for` are the destinations (project/destination) for
-    which envelopes of it are kept.
+    `ended_at` is when it ended to sign, None if it has not.
     """
     obstacles = _obstacles_of_state(state, accept_until)
     if on_hold:
         obstacles.append(Obstacle(ObstacleKind.ON_HOLD))
     if ended_at is not None:
         obstacles += _obstacle_until(Obstacle(ObstacleKind.WINDOW, until=ended_at + NOTED_WITHIN + window), now)
-    return obstacles + [Obstacle(ObstacleKind.ENVELOPE, place) for place in kept_for]
+    return obstacles
 
 
 def free_at(obstacles: Sequence[Obstacle]) -> datetime | None:

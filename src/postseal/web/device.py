@@ -49,7 +49,7 @@ class FurtherKey(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"
 class DeviceKeys(Struct, frozen=True, rename="camel"):
     """The key that is active now, and the one that spoke for it.
 
-    That one brings something new until `acceptUntilMs`; null if an operator has ended that.
+    That one brings something new until `acceptUntilMs`; null once that is over.
     """
 
     keyid: str

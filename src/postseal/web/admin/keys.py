@@ -25,8 +25,9 @@ class DeviceKey(Struct, frozen=True, rename="camel"):
 
     `lastAcceptedAtMs` is noted once a minute, and null where the key brought nothing yet. What holds a key, so that it
     cannot be removed now, stands in `obstacles`: `active`, `retiring`, `window` (its last envelope is too recent),
-    `payload` (payloads that it signed are kept), `holes` (sequences are missing in a stream that it signed). All of
-    that ends at `freeAtMs` as things stand; null where nothing holds it, and where that cannot be told.
+    `payload` (payloads that it signed are kept), `holes` (sequences are missing in a stream that it signed), `on-hold`
+    (so are all payloads of its tenant). All of that ends at `freeAtMs` as things stand; null where nothing holds it,
+    and where that cannot be told.
     """
 
     keyid: str
