@@ -22,6 +22,7 @@ from xdist.scheduler import LoadScopeScheduling
 from postseal.postgres.access import Access
 from postseal.postgres.database import conninfo_for
 from postseal.postgres.embedded import start_or_join
+from postseal.postgres.postmaster import BUFFERS_VARIABLE
 
 TEMPLATE = "template_postseal"
 CONFORMANCE = "tests/conformance/"
@@ -53,6 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
         root = Path(tempfile.mkdtemp(prefix="postseal-tests-", dir="/tmp"))
         root.chmod(0o711)
         os.environ[ROOT_VARIABLE] = str(root)
+        # Each process of a server maps this memory: tests start thousands.
+        os.environ.setdefault(BUFFERS_VARIABLE, "64")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

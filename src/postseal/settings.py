@@ -16,9 +16,9 @@ from msgspec import Meta, Struct
 from postseal.errors import StartupError
 
 ENVIRONMENT_PREFIX = "POSTSEAL_"
-NO_SETTINGS = {"CONFIG", "PG_BIN", "URL"}
-"""Variables with that prefix that are something else: the settings file, PostgreSQL's programs, and the address in the
-commands of the documentation."""
+NO_SETTINGS = {"CONFIG", "PG_BIN", "PG_BUFFERS_MB", "URL"}
+"""Variables with that prefix that are something else: the settings file, PostgreSQL's programs and memory, and the
+address in the commands of the documentation."""
 TEST_PREFIX = "TEST_"
 """Of the tests' own variables, which the programs that they start inherit."""
 

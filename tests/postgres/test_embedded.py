@@ -19,7 +19,7 @@ from postseal.postgres import binaries
 from postseal.postgres.account import account_for
 from postseal.postgres.durability import check_durability
 from postseal.postgres.home import Home, default_home, open_home, require_passage, server_lives
-from postseal.postgres.postmaster import SETTINGS, recorded_pid, stop_postmaster, telling_line
+from postseal.postgres.postmaster import BUFFERS_VARIABLE, SETTINGS, recorded_pid, stop_postmaster, telling_line
 from until import until
 
 AS_ROOT = os.geteuid() == 0
@@ -86,6 +86,20 @@ def test_server_is_private_and_set_for_durability(home: Path):
     password = paths.passfile.read_text().strip().rsplit(":", 1)[1]
     assert len(password) >= 32
     assert password not in server.dsn + paths.log_file.read_text()
+
+
+def test_its_memory_can_be_chosen(home: Path, monkeypatch: pytest.MonkeyPatch):
+    """A number of MB is taken when it starts; anything else is one clear line, and starts nothing."""
+    monkeypatch.setenv(BUFFERS_VARIABLE, "32")
+    server = start(home)
+    try:
+        assert query(server, "SHOW shared_buffers") == [("32MB",)]
+    finally:
+        server.release()
+    for text in ("much", "1", "-64"):
+        monkeypatch.setenv(BUFFERS_VARIABLE, text)
+        with pytest.raises(StartupError, match="POSTSEAL_PG_BUFFERS_MB is a number of MB from 16 on"):
+            start(home)
 
 
 def test_connection_without_the_right_password_is_refused(home: Path):

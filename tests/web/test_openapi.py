@@ -52,7 +52,7 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-EXAMPLES = 10
+EXAMPLES = 4
 """Random requests of each call."""
 SOAK_EXAMPLES = 500
 METHODS = ("get", "post")

@@ -62,6 +62,9 @@ SETTINGS = {
     "log_error_verbosity": "terse",
 }
 LEAST_BUFFERS_MB, MOST_BUFFERS_MB = 128, 1024
+BUFFERS_VARIABLE = "POSTSEAL_PG_BUFFERS_MB"
+"""Says how much memory the server keeps pages in; else it is a quarter of the machine's, within these."""
+SMALLEST_BUFFERS_MB, LARGEST_BUFFERS_MB = 16, 1 << 20
 """Of a quarter of the machine's memory. The indexes of event ids and idempotency keys are touched all over: what of
 them does not lie in these buffers is copied in, and written out again, for each envelope."""
 
@@ -235,6 +238,11 @@ def _options(home: Home, binaries: Binaries, account: Account) -> list[str]:
 
 
 def _buffers_mb() -> int:
+    chosen = os.environ.get(BUFFERS_VARIABLE)
+    if chosen:
+        if not (chosen.isdecimal() and SMALLEST_BUFFERS_MB <= int(chosen) <= LARGEST_BUFFERS_MB):
+            raise StartupError(f"{BUFFERS_VARIABLE} is a number of MB from {SMALLEST_BUFFERS_MB} on")
+        return int(chosen)
     quarter = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (4 * MIB)
     return min(max(quarter, LEAST_BUFFERS_MB), MOST_BUFFERS_MB)
 

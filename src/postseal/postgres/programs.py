@@ -49,7 +49,7 @@ class Program:
     def _first_error(self, output: str) -> str:
         # Not any line: those that follow quote rows.
         mark = f"{self._name}: error: "
-        errors = [line.removeprefix(mark) for line in output.splitlines() if line.startswith(mark)]
+        errors = [line.partition(mark)[2] for line in output.splitlines() if mark in line]  # one line in another
         errors.sort(key=WORKER_DIED.__eq__)  # the worker says why, before or after
         return errors[0] if errors else f"it ended with {self._process.returncode}"
 
