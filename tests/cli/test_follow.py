@@ -5,6 +5,7 @@ import json
 import signal
 import time
 
+import pytest
 from running import DEADLINE_S, on, started
 
 from fleet import Device, enrol
@@ -28,6 +29,7 @@ def send(access: Access, device: Device, sequence: int) -> None:
     asyncio.run(receive())
 
 
+@pytest.mark.soak
 def test_the_inbox_is_followed_through_an_outage() -> None:
     """The outage is told of once, and afterwards each envelope is shown that was not shown before."""
     with own_server() as server:

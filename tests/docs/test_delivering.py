@@ -27,6 +27,7 @@ def typed(access: Access, tmp_path: Path) -> Iterator[Typed]:
         yield typed
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_the_walk(typed: Typed, tmp_path: Path):
     """Each command prints what stands below it, but for ids, times and the widths of columns."""

@@ -133,6 +133,7 @@ def test_quickstart(home: Path, said: dict[str, str]):
     assert re.search(r"^device-01 +pull +enabled +0 ", said["settle"], re.MULTILINE)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(STARTED_S + DONE_S)
 def test_demo(home: Path):
     """`make demo ARGS=--once` of the README: what that target runs shows both ways, and ends with exit code 0."""

@@ -60,6 +60,7 @@ def walk(typed: Typed, blocks: list[tuple[str, str]], folder: Path) -> None:
                 assert ours == theirs, command
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_lost_server(typed: Typed, folder: Path):
     """From a service that runs, over backup, loss and restore, to its device that talks to another machine."""

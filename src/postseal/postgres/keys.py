@@ -114,7 +114,7 @@ async def set_state(connection: Connection, tenant: str, keyid: str, state: KeyS
 
 LET_RETIRE: LiteralString = """
 UPDATE keys SET state = 'retiring', changed_at = clock_timestamp(),
-                accept_until = clock_timestamp() + make_interval(secs => %(overlap_s)s)
+                accept_until = statement_timestamp() + make_interval(secs => %(overlap_s)s)
 WHERE tenant = %(tenant)s AND device = %(device)s AND state = 'active'
   AND (%(keyid)s::text IS NULL OR keyid = %(keyid)s)
 RETURNING keyid, accept_until

@@ -129,7 +129,7 @@ async def set_state(connection: Connection, tenant: str, keyid: str, state: KeyS
 
 LET_RETIRE: LiteralString = """
 UPDATE signing_keys SET state = 'retiring', changed_at = clock_timestamp(),
-                        accept_until = clock_timestamp() + make_interval(secs => %(overlap_s)s)
+                        accept_until = statement_timestamp() + make_interval(secs => %(overlap_s)s)
 WHERE tenant = %(tenant)s AND state = 'active'
 RETURNING keyid, accept_until
 """
