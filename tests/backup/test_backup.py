@@ -24,8 +24,10 @@ from postseal.backup import back_up
 from postseal.errors import ArchiveError, StartupError
 from postseal.postgres import snapshot
 from postseal.postgres.access import Access
-from postseal.postgres.binaries import FOLDER_VARIABLE
+from postseal.postgres.binaries import FOLDER_VARIABLE, find_binaries
+from postseal.postgres.home import try_lock
 from postseal.postgres.migrate import migrations, read_passwords
+from postseal.postgres.programs import running
 
 
 def test_what_an_archive_says(access: Access, archive: Path):
@@ -177,3 +179,29 @@ def test_one_backup_at_a_time(access: Access, archive: Path):
     (folder / DUMP / "half").touch()
     back_up(access, archive, jobs=1)
     assert [path.name for path in archive.parent.iterdir()] == [archive.name]
+
+
+def test_a_lock_on_a_folder_that_was_renamed_is_none(access: Access, archive: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whoever opened what another backup has just given its name leaves alone what stands there by now."""
+
+    def rename_first(lock: int, operation: int) -> bool:
+        unfinished = archive.with_name("archive.unfinished")
+        unfinished.rename(archive.with_name("another"))
+        unfinished.mkdir()
+        return try_lock(lock, operation)
+
+    monkeypatch.setattr(backup, "try_lock", rename_first)
+    with pytest.raises(ArchiveError, match="another backup is writing"):
+        backup.back_up(access, archive, jobs=1)
+    assert not archive.exists()
+
+
+def test_no_other_secret_stands_on_a_command_line(access: Access):
+    """A key's passphrase has no way to pg_dump but there: it is refused, and not repeated."""
+    conninfo = make_conninfo(access.owner, sslpassword="hunter2")
+    with (
+        pytest.raises(ArchiveError, match="sslpassword would be seen on the command line of pg_dump") as refused,
+        running(find_binaries(None), "pg_dump", [], conninfo),
+    ):
+        pass
+    assert "hunter2" not in str(refused.value)

@@ -18,7 +18,9 @@ from postseal.errors import Unavailable
 from postseal.identity.verified import Role, VerifiedIdentity
 from postseal.inbound.reading import ClosedRange, read_page
 from postseal.outcomes import Outcome, Reason
+from postseal.postgres import payloads as sql
 from postseal.postgres.access import Access
+from postseal.postgres.payloads import Swept
 from postseal.postgres.reading import EnvelopeRow
 from postseal.retention import Counts, Sweeper, composed_sweep, running_sweep
 from postseal.service import Service
@@ -317,3 +319,22 @@ def others_at_work(access: Access) -> bool:
             " AND state <> 'idle' AND backend_type = 'client backend'"
         ).fetchone()
     return row is not None and row[0] > 0
+
+
+async def test_what_is_dated_late_in_a_round_gets_another(access: Access, monkeypatch: pytest.MonkeyPatch):
+    """A sweep that is to end does not before a whole round has neither dated nor deleted anything."""
+    dated, rounds = iter([5, 0]), 0
+
+    async def date_ended(*_: object, **__: object) -> int:
+        return next(dated)
+
+    async def delete_expired(*_: object, **__: object) -> Swept:
+        nonlocal rounds
+        rounds += 1
+        return Swept(0, "")
+
+    monkeypatch.setattr(sql, "date_ended", date_ended)
+    monkeypatch.setattr(sql, "delete_expired", delete_expired)
+    async with composed_sweep(QUICK, access) as sweeper:
+        assert (await sweeper.once()).dated == 5
+    assert rounds == 2

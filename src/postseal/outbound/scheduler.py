@@ -19,7 +19,7 @@ LANE = "push"
 STREAMS_A_TURN = 100
 """A claim takes at most so many deliveries, and at least one of each stream that it is for."""
 PAGE_STREAMS = 1_000
-"""Of streams with mail, be it due or not: some ten milliseconds."""
+"""Of streams with mail, be it due or not."""
 PAGES_A_LOOK = 8
 LOOK_EVERY_S = 1.0
 """How long a tenant whose mail becomes due can stay unseen while others keep the worker busy."""

@@ -17,7 +17,7 @@ from postseal.postgres.deliveries import WorkLane
 from postseal.postgres.transaction import SET_PLANS, Connection
 
 LOOK_TIMEOUT: LiteralString = "1s"
-"""A thousand streams take some ten milliseconds."""
+"""Long after it the queue would be read in vain: what is pending is read in its place (`outbound.scheduler`)."""
 LAST_STREAM = 2**63 - 1
 
 Position = tuple[str, int]
