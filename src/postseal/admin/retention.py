@@ -1,7 +1,7 @@
 """How long payloads are kept: set for a tenant or a project, and shown.
 
 A project's own days come first, then its tenant's, then the deployment's. They count for what is accepted, and for
-deliveries that end, from then on. What has its time already keeps it: so a slip deletes nothing that was to stay.
+ended deliveries that a sweep dates, from then on. What has its time already keeps it: so a slip deletes none of it.
 """
 
 from postseal.admin.actor import Actor
