@@ -65,3 +65,24 @@ async def test_whoever_is_cancelled_twice_leaves_no_error_behind(shared_access: 
     del cancelled
     gc.collect()
     assert complaints == []
+
+
+async def test_what_was_cut_between_two_statements_is_not_used_again(shared_access: Access):
+    """The only connection of a pool looks idle when its caller is cancelled; the next caller gets another one."""
+    idle = asyncio.Event()
+
+    async def ask_and_wait(connection: Connection) -> None:
+        await connection.execute("SELECT 1")
+        idle.set()
+        await asyncio.Event().wait()
+
+    async def ask(connection: Connection) -> None:
+        await connection.execute("SELECT 1")
+
+    async with Database(shared_access.of(Part.DELIVERY), prepare=True, size=1) as database:
+        cancelled = asyncio.create_task(database.exchange(ask_and_wait))
+        await idle.wait()
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        await database.exchange(ask)

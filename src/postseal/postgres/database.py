@@ -18,6 +18,7 @@ from postseal.postgres.transaction import (
     DATABASE_DEADLINE_S,
     Connection,
     in_transaction,
+    is_discarded,
     within_deadline,
 )
 
@@ -113,6 +114,7 @@ class Database:
             reconnect_timeout=POOL_WAIT_S,
             open=False,
             configure=_configure,
+            reset=_require_whole,
             kwargs={"autocommit": True, "prepare_threshold": 1 if prepare else None},
         )
 
@@ -163,6 +165,12 @@ class Database:
             # The cause is for the operator; whoever calls learns no more than that it may be tried again.
             _log.warning("database_failed", error=type(error).__name__, sqlstate=error.sqlstate)
             raise Unavailable("the database cannot be used at the moment") from None
+
+
+async def _require_whole(connection: Connection) -> None:
+    """Keep what was cut out of the pool: it may have been cut between two statements, and look idle."""
+    if is_discarded(connection):
+        raise psycopg.OperationalError("the connection was cut")
 
 
 async def _configure(connection: Connection) -> None:

@@ -12,6 +12,7 @@ import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, LiteralString, Self, TypeAlias, TypeVar
+from weakref import WeakSet
 
 import psycopg
 from psycopg.rows import TupleRow
@@ -147,6 +148,14 @@ def _drop(task: asyncio.Task[Any]) -> None:
         task.exception()  # the OperationalError of the cut itself, which says nothing new
 
 
+_discarded: WeakSet[Connection] = WeakSet()
+
+
+def is_discarded(connection: Connection) -> bool:
+    """Whether it was cut. psycopg does not see that before the connection is used again."""
+    return connection in _discarded
+
+
 def discard(connection: Connection) -> None:
     """Cut a connection at once, without a word to the server; whoever waits on it gets an OperationalError.
 
@@ -154,6 +163,7 @@ def discard(connection: Connection) -> None:
     """
     if connection.closed:
         return
+    _discarded.add(connection)
     with socket.socket(fileno=os.dup(connection.fileno())) as wire:
         try:
             wire.shutdown(socket.SHUT_RDWR)
